@@ -486,7 +486,7 @@ def test_letters_of_a_path_find_files_and_the_list_shows_at_the_first_tab(tmp_pa
             ("@nothing\t", ["❯ @nothing"]),
             ("@_tok\t", ["❯ @tests/test_tokens.py"]),
             ("@kens\t", ["@src/parser/tokens.py", "@tests/test_tokens.py", "❯ @kens"]),
-            ("/re\t", ["/reasoning  /redo       /reset      /resume", "❯ /re"]),
+            ("/res\t", ["/reset   /resume", "❯ /res"]),
         ):
             session.type(typed)
             shows(session, *shown)

@@ -146,7 +146,7 @@ def test_rules_that_only_the_systems_administrator_can_write_are_read() -> None:
     if own == 0:
         os.seteuid(65534)
     try:
-        with pytest.raises(RulesError, match="/etc/passwd: (Expecting|Extra)"):  # no JSON
+        with pytest.raises(RulesError, match=r"/etc/passwd: (Expecting|Extra)"):  # no JSON
             load_rules(Path("/etc/passwd"))
     finally:
         os.seteuid(own)

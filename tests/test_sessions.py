@@ -128,9 +128,8 @@ def test_the_file_is_its_owners_alone_or_is_tightened(tmp_path: Path, mask: int)
 
 @pytest.mark.case("SES-15")
 def test_a_file_of_a_newer_version_or_another_program_is_not_touched(tmp_path: Path) -> None:
-    newer, text, foreign, marked = (tmp_path / name for name in "ntfm")
+    newer, foreign, marked = (tmp_path / name for name in "nfm")
     Store(newer).close()
-    text.write_text("This is no database. " * 500)
     for path, change in (
         (newer, f"PRAGMA user_version = {VERSION + 1}"),
         (foreign, "CREATE TABLE bookmarks (url TEXT)"),
@@ -140,7 +139,6 @@ def test_a_file_of_a_newer_version_or_another_program_is_not_touched(tmp_path: P
             db.execute(change)
     for path, why in (
         (newer, "made by a newer version of coder"),
-        (text, "file is not a database"),
         (foreign, "belongs to another program"),
         (marked, "another program"),
     ):
@@ -222,32 +220,90 @@ def aside(path: Path) -> list[Path]:
 
 
 @pytest.mark.case("SES-01")
-@pytest.mark.parametrize("hurt", ["cut", "head", "garbage"])
+@pytest.mark.parametrize("hurt", ["byte", "cut", "head", "garbage", "words"])
 def test_a_damaged_file_is_set_aside(large: tuple[Path, str, list[Message]], hurt: str) -> None:
     """At the opening, when it is read, and only once by two that have it open."""
-    path, session_id, _ = large
+    path, session_id, messages = large
     first = Store(path) if hurt == "garbage" else None
-    if hurt == "cut":
-        os.truncate(path, path.stat().st_size // 2)
-    else:
-        place = path.read_bytes().index(b'"content": "number 200 ') // 4096 * 4096
-        damage(path, 16 if hurt == "head" else place, b"\xff" * 4080)
+    place = path.read_bytes().index(b'"content": "number 200 ') // 4096 * 4096
+    match hurt:
+        case "byte":
+            damage(path, 28, (path.stat().st_size // 4096 + 1).to_bytes(4, "big"))
+            os.truncate(path, path.stat().st_size - 1)
+        case "cut":
+            os.truncate(path, path.stat().st_size // 2)
+        case "words":
+            path.write_text("This is no database. " * 500)
+        case _:
+            damage(path, 16 if hurt == "head" else place, b"\xff" * 4080)
     before = path.read_bytes()
+    least = {"byte": 398, "garbage": 350, "cut": 100}.get(hurt, 0)  # messages that can be read
+    rest = ", with what can be read of it" if least else ""
     with Store(path) as store:
-        with pytest.raises(StoreError, match=r"There is no session|was damaged"):
-            to_model_messages(store, session_id) or store.get(session_id)
+        found = to_model_messages(store, session_id)
+        assert least <= len(found) < 400 and all(each in messages for each in found)
+        assert [info.id for info in store.sessions("/ws")] == [session_id] * bool(least)
         assert store.notice == (
-            "The file of the sessions was damaged; a new one was begun. The damaged file is kept as "
-            f"{aside(path)[0]}."
+            f"The file of the sessions was damaged; a new one was begun{rest}. The damaged file is "
+            f"kept as {aside(path)[0]}."
         )
         new = kept(store, said("hi"))
         assert store.search("hi") and mode(path) == mode(aside(path)[0]) == 0o600
     if first:
         with first:
-            with pytest.raises(StoreError, match="was damaged; a new one was begun"):
-                to_model_messages(first, session_id)
-            assert first.get(new)
+            assert to_model_messages(first, session_id) == found and first.get(new)
     assert [each.read_bytes() for each in aside(path)] == [before]
+    assert not list(path.parent.glob("*.new*"))
+
+
+def test_messages_of_a_session_whose_row_cannot_be_read_are_kept(store: Store) -> None:
+    """They are found with those of all folders: which one it was is not known."""
+    for number in range(100):
+        kept(
+            store, said(f"about {number}"), said("answer", "assistant"), directory=f"/{number}" * 50
+        )
+    path = store.path
+    store.close()
+    data = path.read_bytes()
+    damage(path, data.index(b"/50/50/50") // 4096 * 4096, b"\xff" * 4096)
+    with Store(path) as again:
+        infos = again.sessions()
+        assert sorted(info.first for info in infos) == sorted(f"about {n}" for n in range(100))
+        assert 1 <= sum(info.directory == "" for info in infos) < 50
+        assert all(info.messages == 2 for info in infos)
+
+
+def test_values_of_another_kind_are_read_as_what_they_should_be(store: Store) -> None:
+    one, two = kept(store, said("needle")), kept(store, said("second"), title="Two")
+    with store.transaction() as db:
+        db.execute(
+            "UPDATE session SET title = ?, model = ? WHERE id = ?", (b"Blob \xff", b"m", one)
+        )
+        db.execute("UPDATE session SET updated = 'never', input = x'00' WHERE id = ?", (one,))
+        db.execute("UPDATE message SET data = CAST(data AS BLOB) WHERE session = ?", (one,))
+    found = {info.id: info for info in store.sessions()}
+    assert (found[one].title, found[one].model, found[one].first) == ("Blob \ufffd", "m", "needle")
+    assert (found[one].updated, found[one].usage.input) == (0, 0)
+    assert store.find("two").id == two and store.find("blob").id == one
+    assert [info.id for info, _ in store.search("blob")] == [one]
+    assert [info.id for info, _ in store.search("NEEDLE")] == [one]
+    assert to_model_messages(store, one) == [said("needle")]
+
+
+@pytest.mark.parametrize("folder", ["there", "gone"])
+def test_a_link_to_a_file_that_is_not_there_yet_is_followed(tmp_path: Path, folder: str) -> None:
+    """What SQLite and the locks put beside it is beside the file that it leads to."""
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "link.db", tmp_path / folder / "sessions.db"
+    link.symlink_to(target)
+    store, notice = open_store(link)
+    with store:
+        kept(store, said("hi"))
+        assert notice == "" and mode(target) == 0o600 and link.is_symlink()
+        assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["link.db"]
+    target.write_bytes(b"no database" * 1000)
+    Store(link).close()
+    assert link.is_symlink() and len(aside(target)) == 1
 
 
 def test_damage_seen_by_a_write_costs_no_message(large: tuple[Path, str, list[Message]]) -> None:

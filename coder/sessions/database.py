@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from coder.sessions.git import Git, blob_id
+from coder.sessions.rescue import DAMAGED, decoded, take_over
 from coder.tools.workspace import make_private
 from coder.types import CoderError
 
@@ -34,7 +35,7 @@ class StoreError(CoderError):
 
 
 class DamageError(StoreError):
-    """The file is damaged; behind this error a new one has been begun."""
+    """The file is damaged; behind this error there is a new one, with what could be read of it."""
 
 
 class Database:
@@ -47,9 +48,12 @@ class Database:
     application, version = 0, 0  # application_id and user_version, which mark it as this program's
     wal = True
     schema = ""  # makes a new file, or makes an older one this version; harmless if run twice
+    completion = ""  # adds what rows that were taken over from a damaged file need
 
     def __init__(self, path: Path | str) -> None:
-        self.path, self.in_memory = Path(path), str(path) == MEMORY
+        self.in_memory = str(path) == MEMORY
+        # What is beside the file, and takes its place, is so where a link leads to it
+        self.path = Path(path if self.in_memory else os.path.realpath(path))
         self.notice, self.generation = "", 0
         self._lock, self._inode = threading.RLock(), 0
         try:
@@ -68,7 +72,13 @@ class Database:
         self.close()
 
     def rows(self, sql: str, *values: Any) -> list[sqlite3.Row]:
-        """The rows of a query."""
+        """The rows of a query; of a damaged file those that could be taken over."""
+        try:
+            return self._query(sql, values)
+        except DamageError:
+            return self._query(sql, values)
+
+    def _query(self, sql: str, values: Sequence[Any]) -> list[sqlite3.Row]:
         with self._connection() as db:
             return db.execute(sql, values).fetchall()
 
@@ -109,8 +119,7 @@ class Database:
     def _prepare(self, db: sqlite3.Connection) -> None:
         """Refuse a file of another program, without a change to it; bring one that is to this version."""
         db.row_factory = sqlite3.Row
-        # Bytes that are no text would be an error for all rows
-        db.text_factory = lambda data: data.decode("utf-8", "replace")
+        db.text_factory = decoded
         db.create_function("lower", 1, str.lower)  # SQLite's own knows ASCII only
         db.execute("PRAGMA foreign_keys = ON")
         # The tables first: another process may be making them, and marks the file together with them
@@ -135,16 +144,24 @@ class Database:
             db.executescript(self.schema)
 
     def _replace(self) -> None:
-        """Rename the damaged file, and open a new one, or the one that another process has begun meanwhile."""
+        """Rename the damaged file, and put a new one in its place, with what can be read of it; or open the one that
+        another process has put there meanwhile."""
         self.close()
         aside = f"{self.path}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
-        begun = f"{self.what} was damaged; a new one was begun."
-        self.notice = f"{begun} The damaged file is kept as {aside}."
-        with self._explain_errors():
+        fresh = Path(f"{self.path}.{os.getpid()}.new")
+        taken = 0
+        with self._explain_errors(), contextlib.ExitStack() as ending:
+            os.close(os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+            ending.callback(fresh.unlink, missing_ok=True)
+            taken = take_over(self.path, fresh, self.schema, self.completion)
             if self.path.stat().st_ino == self._inode:
                 for suffix in ("-wal", "-shm", ""):
                     with contextlib.suppress(FileNotFoundError):
                         os.replace(f"{self.path}{suffix}", f"{aside}{suffix}")
+                os.replace(fresh, self.path)
+        rest = ", with what can be read of it" if taken else ""
+        begun = f"{self.what} was damaged; a new one was begun{rest}."
+        self.notice = f"{begun} The damaged file is kept as {aside}."
         self._open()
 
     @contextlib.contextmanager
@@ -154,11 +171,7 @@ class Database:
             yield
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            damaged = code == sqlite3.SQLITE_CORRUPT
-            if code == sqlite3.SQLITE_NOTADB:
-                with open(self.path, "rb") as file:  # else it is another program's
-                    damaged = file.read(6) == b"SQLite"
-            kind = DamageError if damaged else StoreError
+            kind = DamageError if code in DAMAGED else StoreError
             raise kind(f"{self.what} {self.path}: {error}.") from None
         except OSError as error:
             raise StoreError(f"{self.what} {self.path}: {error.strerror or error}.") from None
@@ -221,7 +234,10 @@ class BlobStore(Database):
         """The contents with these ids that are still kept, here or by git."""
         query = "SELECT id, data FROM blob WHERE id IN (SELECT value FROM json_each(?))"
         rows = self.rows(query, json.dumps([*names]))
-        found = {row["id"]: zlib.decompress(row["data"]) for row in rows}
+        found = {}
+        for row in rows:
+            with contextlib.suppress(zlib.error, TypeError):  # damaged
+                found[row["id"]] = zlib.decompress(row["data"])
         return found | self.git.contents(names - found.keys())
 
     def prune(self, used: Collection[str]) -> None:

@@ -155,10 +155,10 @@ class Recorder:
         self._rows, self.info, self._waiting = rows, info, []
 
     def _read_rows(self) -> list[Row]:
+        self._generation = self.store.generation  # first: reading may bring a new file
         rows = self.store.rows_sent(self.session_id)
         calls = "SELECT call_id, id FROM part WHERE session = ? AND type = 'tool' ORDER BY id"
         self._calls = dict(map(tuple, self.store.rows(calls, self.session_id)))
-        self._generation = self.store.generation
         return rows
 
     def _match(self, rows: list[Row]) -> list[Row]:

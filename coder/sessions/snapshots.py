@@ -143,6 +143,8 @@ class Snapshots:
         """Look at all files, in a worker thread; again, where there was no time for all."""
         try:
             self._files.start()
+            if notice := self._files.store.notice:
+                self._tell_once(notice)
         except ERRORS as error:
             self._switch_off(error)
 

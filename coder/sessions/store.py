@@ -67,21 +67,34 @@ PRAGMA user_version = {VERSION};
 COMMIT;
 """
 
-INFO = """SELECT *,
+# A value of another kind, which a damaged file may hold, as one of this kind
+KINDS = dict.fromkeys(COLUMNS, "TEXT")
+KINDS |= dict.fromkeys(("forked", "created", "updated", *USAGE), "INTEGER")
+INFO = f"""SELECT {", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in KINDS.items())},
   (SELECT count(*) FROM message WHERE session = session.id AND active = 1) AS messages,
-  (SELECT data FROM message WHERE session = session.id ORDER BY position LIMIT 1) AS first
+  (SELECT CAST(data AS TEXT) FROM message WHERE session = session.id
+   ORDER BY position LIMIT 1) AS first
   FROM session """
-ACTIVE = "SELECT id, role, data FROM message WHERE session = ? AND active = 1 ORDER BY position"
+ACTIVE = """SELECT id, role, CAST(data AS TEXT) AS data FROM message
+  WHERE session = ? AND active = 1 ORDER BY position"""
 INTERRUPTED = (
     "Interrupted: the program was ended while this ran. Its effects so far remain; "
     "check them before you repeat it."
 )
 # With what is looked for behind them. Apart, since the newest messages end the first one early
 TEXTS = (
-    "SELECT session, data FROM message WHERE role IN ('user', 'assistant') AND",
+    """SELECT session, data FROM
+    (SELECT id, session, role, CAST(data AS TEXT) AS data FROM message)
+    WHERE role IN ('user', 'assistant') AND""",
     """SELECT id AS session, data FROM
-    (SELECT id, json_object('role', 'user', 'content', title) AS data FROM session) WHERE""",
+    (SELECT id, json_object('role', 'user', 'content', CAST(title AS TEXT)) AS data FROM session)
+    WHERE""",
 )
+NAMES = "SELECT CAST(id AS TEXT), CAST(title AS TEXT) FROM session ORDER BY id"
+# A session whose own row cannot be read, of its messages
+COMPLETION = """INSERT OR IGNORE INTO session (id, directory, created, updated)
+  SELECT session, '', coalesce(min(completed), 0), coalesce(max(completed), 0)
+  FROM message GROUP BY session;"""
 LISTED = """(parent IS NULL OR forked)
   AND EXISTS (SELECT 1 FROM message WHERE session = session.id AND active = 1)"""
 
@@ -128,6 +141,7 @@ class Store(Database):
     """All sessions of the user. Raises StoreError, also from every method."""
 
     what, application, version, schema = "The file of the sessions", APPLICATION, VERSION, SCHEMA
+    completion = COMPLETION
 
     # -- making and changing
 
@@ -173,7 +187,7 @@ class Store(Database):
         if directory is not None and re.fullmatch(r"[1-9]\d{0,3}", word):
             for info in self.sessions(directory, int(word))[int(word) - 1 :]:
                 return info
-        names = [*map(tuple, self.rows("SELECT id, lower(title) FROM session ORDER BY id"))]
+        names = [(row[0], row[1].lower()) for row in self.rows(NAMES)]
         exact = [each[0] for each in names if word in each]
         begun = [each[0] for each in names if each[0].startswith(word) or each[1].startswith(word)]
         ids = exact or begun
