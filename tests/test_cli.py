@@ -476,6 +476,24 @@ def test_a_removed_folder_is_one_line_where_needed(place: Place, command: str, c
         assert "no longer exists" in done.stderr
 
 
+LATE = """
+import time
+
+def late():
+    raise OverflowError("timestamp too large to convert to C _PyTime_t")
+
+time.time = time.time_ns = late
+"""
+
+
+@pytest.mark.parametrize("command", [["hi"], ["sessions"], ["--demo", "hi"]])
+def test_a_clock_beyond_pythons_own_is_one_line(place: Place, command: list[str]) -> None:
+    """What Python 3.11 does in the year 2326, in which logging cannot be imported."""
+    (place.temp / "sitecustomize.py").write_text(LATE)
+    done = place.coder(*command, PYTHONPATH=str(place.temp))
+    assert_one_line(done, "the clock of this machine is later than the year 2261: set it")
+
+
 PRESS = """
 import os, signal, sys
 

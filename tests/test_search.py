@@ -306,6 +306,16 @@ def test_without_both_the_walk_skips_venvs(tmp_path: Path, monkeypatch: pytest.M
     assert names(ws) == globbed(ws, "*") == ["a", "s/b"]
 
 
+@pytest.mark.parametrize("place", [".gitignore", "ws/.gitignore", "ws/.ignore"])
+def test_a_pipe_in_the_place_of_the_rules_holds_no_search_up(
+    tmp_path: Path, engine: str, place: str
+) -> None:
+    ws = tree(repository(tmp_path) / "ws", {"a": "one\n", "s/b": "one\n", "venv/c": "one\n"})
+    os.mkfifo(tmp_path / place)
+    with promptly(20):
+        assert names(ws) == globbed(ws, "[abc]") == ["a", "s/b"]
+
+
 # ---- what is no file, and what leads out ----------------------------------------------------
 
 

@@ -581,6 +581,16 @@ def test_git_is_asked_once_for_all_levels_of_a_look(
     assert (desk.text(f"{deep}f"), desk.text("d/d/d/d/a.o")) == ("1", "2\n")
 
 
+def test_rules_that_are_a_pipe_hold_nothing_up(desk: Desk) -> None:
+    """git waits for it; what tools have made is left out then."""
+    desk.put({"a": "1", "node_modules/x": "1"})
+    git(desk.folder, "init", "-q")
+    os.mkfifo(desk.folder / ".gitignore")
+    desk.run(sh("echo 2 > a; echo 2 > node_modules/x"))
+    assert not desk.notices()
+    assert done(desk.undo()) == ["a"] and desk.text("node_modules/x") == "2\n"
+
+
 def test_rules_hold_many_folders_below_them(desk: Desk) -> None:
     """Git 2.39 crashes where it is to name the rule."""
     deep = "d/" * 60

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(argv: Sequence[str]) -> int:
     """Do what the words ask for; returns the exit code. What is wrong with them stands on stderr in one line."""
     try:
+        check_clock()
         if argv and argv[0] in SUBCOMMANDS:
             enter(".")
             return int(getattr(process.needed("coder.cli.subcommands", argv[0]), argv[0])(argv[1:]))
@@ -99,6 +101,14 @@ def run(argv: Sequence[str]) -> int:
             raise
         sys.stderr.write(f"coder: {strip_controls(str(error))}\n")
         return process.USAGE
+
+
+def check_clock() -> None:
+    """Raises ConfigError for a time that does not fit into Python's own: no module that logs could be imported."""
+    try:
+        time.time()
+    except OverflowError:
+        raise ConfigError("the clock of this machine is later than the year 2261: set it") from None
 
 
 def enter(folder: str) -> None:

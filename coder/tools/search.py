@@ -252,6 +252,7 @@ class Search:
             cwd = Path(f"/proc/self/fd/{stack.enter_context(workspace.folder_of(place))}")
         except OSError as error:
             raise ToolError(f"{target} cannot be searched: {error.strerror}") from None
+        self.waits = not self.is_file and any(map(_waits, (target, *target.parents)))
         self.cwd = cwd if cwd.exists() else place.parent
 
     def grep(self, pattern: str, literal: bool, flags: list[str]) -> Iterator[Line]:
@@ -298,12 +299,12 @@ class Search:
 
     def _command(self, pattern: str, literal: bool, flags: list[str]) -> list[str]:
         names = [] if self.is_file else self.glob.names()
-        if program := find_program("rg", self.ctx.cwd):
+        if program := self._find("rg"):
             flags += [flag for name in names for flag in ("--type-add", f"chosen:{name}")]
             flags += [*(["--type=chosen"] if names else []), *(["-F"] if literal else [])]
             command = [program, *RIPGREP.split(), *RIPGREP_GREP.split(), *flags, "-e", pattern]
             return [*command, "--", "-" if self.is_file else "."]
-        if program := find_program("git", self.ctx.cwd):
+        if program := self._find("git"):
             flags += ["-F", "-e", pattern] if literal else ["-P", "-e", f"{PERL}{pattern}"]
             paths = [f":(glob)**/{name}" for name in names] or ["."]
             what = ["--", f":(literal){self.target.name}"]
@@ -313,12 +314,16 @@ class Search:
         how = [pattern, "i" * ("-i" in flags) + "f" * self.is_file, flags[0][2:]]
         return [sys.executable, "-I", "-c", PLAIN, str(Path(__file__).parents[2]), *how, *names]
 
+    def _find(self, name: str) -> str:
+        """A program that reads the rules of what is ignored; "" where there is none, or it would wait for a pipe."""
+        return "" if self.waits else find_program(name, self.ctx.cwd)
+
     def names(self) -> Iterator[str]:
         """The paths of the files in the folder."""
         top = workspace.repository_top(self.target)
-        if program := find_program("rg", self.ctx.cwd):
+        if program := self._find("rg"):
             command = [program, *RIPGREP.split(), "--files", "."]
-        elif os.path.lexists(top / ".git") and (program := find_program("git", self.ctx.cwd)):
+        elif os.path.lexists(top / ".git") and (program := self._find("git")):
             command = [program, *GIT.split(), f"--work-tree={top}", *GIT_LIST.split()]
         else:
             for name in walk(self.cwd):
@@ -347,6 +352,11 @@ class Search:
         # A glob may be meant as seen from the workspace, too
         counts = self.glob.matches(path, name)
         return workspace.escaped(name) if counts and not workspace.is_secret(self.ctx, name) else ""
+
+
+def _waits(folder: Path) -> bool:
+    """Is a pipe in the place of the rules of this folder?"""
+    return any((folder / name).is_fifo() for name in (".gitignore", ".ignore", ".rgignore"))
 
 
 def walk(top: str | Path) -> Iterator[str]:
