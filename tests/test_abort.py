@@ -537,6 +537,7 @@ def test_the_prompt_and_a_question_are_drawn_again_after_fg(tmp_path: Path) -> N
         shell.ctrl_d()
         shell.expect("$ ")
         shell.enter("exit")
+        assert shell.exit_code() == 0
 
 
 @pytest.mark.case("ABT-16")
