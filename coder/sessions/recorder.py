@@ -23,7 +23,7 @@ from typing import Any
 
 from coder import events
 from coder.events import Event
-from coder.history import calls_of, formed, now
+from coder.history import calls_of, checked_message, now
 from coder.providers.request import copied
 from coder.providers.text import mend
 from coder.sessions.database import DamageError, StoreError
@@ -239,7 +239,7 @@ class Recorder:
         role, completed = str(message.get("role") or ""), now()
         values = {"role": role, "completed": completed if role == "assistant" else None}
         row_id = self._insert(db, "message", position=position, **values, data=dumps(message))
-        for call in calls_of(formed(message) or {}):
+        for call in calls_of(checked_message(message) or {}):
             name, call_id = call["function"]["name"], mend(call["id"])
             values = {"call_id": call_id, "state": "pending", "title": mend(name)}
             values |= {"message": row_id, "type": "tool", "data": dumps({"name": name})}

@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from coder.history import calls_of, formed, now, repair, text_of, tool_message
+from coder.history import calls_of, checked_message, now, repair, text_of, tool_message
 from coder.providers.request import copied
 from coder.providers.text import DEEPEST, mend, mend_all
 from coder.sessions.database import MEMORY, Database, StoreError
@@ -202,7 +202,7 @@ class Store(Database):
         chosen = ACTIVE.replace("AND active", "AND role IN ('user', 'assistant') AND active")
         texts: dict[str, str] = {}
         for row in self.rows(f"{chosen} DESC LIMIT {MAX_ENDING}", session_id):
-            text = " ".join(text_of(formed(loaded(row["data"])) or {})[:200].split())
+            text = " ".join(text_of(checked_message(loaded(row["data"])) or {})[:200].split())
             if text:
                 texts.setdefault(row["role"], text)
             if text and row["role"] == "user":
@@ -221,7 +221,7 @@ class Store(Database):
         hits: dict[str, str] = {}
         queries = (f"{select} {fits} ORDER BY id DESC LIMIT {MAX_HITS}" for select in TEXTS)
         for row in chain.from_iterable(self.rows(query, *spelled) for query in queries):
-            text = text_of(formed(loaded(row["data"])) or {})
+            text = text_of(checked_message(loaded(row["data"])) or {})
             if all(word in text.lower() for word in wanted):  # and not in its JSON alone
                 hits.setdefault(row["session"], text)
         chosen = "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY updated DESC, id DESC"
@@ -231,14 +231,14 @@ class Store(Database):
     def rows_sent(self, session_id: str) -> list[Row]:
         """The active rows of a session; the message of one that cannot be used is empty."""
         read = ((row["id"], loaded(row["data"])) for row in self.rows(ACTIVE, session_id))
-        usable = ((row_id, value, formed(value)) for row_id, value in read)
+        usable = ((row_id, value, checked_message(value)) for row_id, value in read)
         return [Row(at, each or {}, copied(value) if each else {}) for at, value, each in usable]
 
     def _infos(self, condition: str, *values: Any) -> list[SessionInfo]:
         infos = []
         for row in self.rows(INFO + condition, *values):
             usage = {name: row[name] for name in USAGE} | {"estimated": bool(row["estimated"])}
-            first = " ".join(text_of(formed(loaded(row["first"])) or {})[:200].split())
+            first = " ".join(text_of(checked_message(loaded(row["first"])) or {})[:200].split())
             facts = {name: row[name] for name in COLUMNS} | {"forked": bool(row["forked"])}
             facts |= {"usage": Usage(**usage), "messages": row["messages"], "first": first}
             infos.append(SessionInfo(**facts))
