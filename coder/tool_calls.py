@@ -34,28 +34,27 @@ def reason_not_to_run(answer: Completion, end: End | None) -> str:
 
 
 def run_tools(run: Run, why_not: str) -> Events[End | None]:
-    """Add a result for each open call: `why_not`, unless it is empty. Returns the End of a run that repeats itself."""
-    end: End | None = None
+    """Add a result for each open call; it is `why_not`, unless that is "".
+
+    Returns the End of a run that repeats itself.
+    """
+    ended: End | None = None
     run.repetitions.begin_answer()
     while run.open_calls:
-        # A group of calls: one alone, or neighbours that run side by side
+        # A group is one call alone, or neighbours that run side by side
         size = run.offered.group_size([opened.call for opened in run.open_calls])
         group = run.open_calls[:size]
-        for opened in group:
-            if run.abort.is_set:
-                why_not = f"Not run: {run.abort_reason}."
-            end = (yield from start_call(run, opened, why_not)) or end
-            if end:
-                why_not = NOT_RUN
+        end = yield from start_group(run, group, why_not)
         yield from run_group(run, [opened for opened in group if opened.result is None])
         for opened in group:
             yield from run.add_result(opened)
 
         # Calls that bring nothing new end the run
-        if run.repetitions.is_stuck and not end:
+        if run.repetitions.is_stuck and not ended and not end:
             end = yield from end_stuck(run, group[-1].call)
-            if end:
-                why_not = NOT_RUN
+        if end:
+            ended = end
+            why_not = NOT_RUN
 
         # A message that the user has queued comes before the calls that are left
         if not why_not and not run.abort.is_set:
@@ -63,11 +62,24 @@ def run_tools(run: Run, why_not: str) -> Events[End | None]:
             run.pending += steering
             if steering:
                 why_not = "Skipped due to queued user message."
-    return end
+    return ended
+
+
+def start_group(run: Run, group: list[OpenCall], why_not: str) -> Events[End | None]:
+    """Announce the calls of a group; those that are not to be run get their results. Returns as `run_tools`."""
+    ended: End | None = None
+    for opened in group:
+        if run.abort.is_set:
+            why_not = f"Not run: {run.abort_reason}."
+        end = yield from start_call(run, opened, why_not)
+        if end:
+            ended = end
+            why_not = NOT_RUN
+    return ended
 
 
 def start_call(run: Run, opened: OpenCall, why_not: str) -> Events[End | None]:
-    """Announce the call, and give it its result if it is not to be run. Returns an End as `run_tools` does."""
+    """Announce the call; it gets its result if it is not to be run. Returns as `run_tools`."""
     call = opened.call
     opened.is_started = True
     refused = refuse(run, call)
