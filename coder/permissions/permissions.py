@@ -23,6 +23,7 @@ from pathlib import Path, PurePath
 
 from coder.events import DoomLoop, Event, Outcome, PermissionAsked, PermissionReplied
 from coder.hooks import Hooks
+from coder.permissions.read_only import read_only
 from coder.permissions.rules import (
     ALLOW,
     BUILT_IN,
@@ -37,7 +38,7 @@ from coder.permissions.rules import (
     limits_reading,
     strictest,
 )
-from coder.permissions.shell import joined, parse, read_only
+from coder.permissions.shell import joined, parse
 from coder.providers.text import new_id
 from coder.tools.secrets import holds_secrets
 from coder.toolset import Default, Tool, ToolContext
