@@ -15,7 +15,8 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from coder.permissions.rules import BUILT_IN_AGENT, Rule, RulesError, check_ownership, rules_of
+from coder.permissions.ownership import check_ownership
+from coder.permissions.rules import BUILT_IN_AGENT, Rule, RulesError, rules_of
 from coder.types import CoderError, Report
 
 if TYPE_CHECKING:

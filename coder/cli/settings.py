@@ -242,7 +242,9 @@ def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
     used: tuple[str, ...] = (API_KEY,)  # which many projects have
     notes: list[str] = []
     if any(name in sources[USER] for name in SECRET):
-        from coder.permissions.rules import is_readable_by_others  # late: only where there is a key
+        from coder.permissions.ownership import (
+            is_readable_by_others,  # late: only where there is a key
+        )
 
         if is_readable_by_others(file := config_folder() / ".env"):
             notes.append(f"Other users may read the key in {file} (fix: chmod 600).")
@@ -264,7 +266,7 @@ def read_sources(cwd: Path, flags: Mapping[str, Any] | None = None) -> Sources:
     """What each place has. Raises ConfigError for a file that cannot be read or trusted."""
     user = config_folder() / ".env"
     if user.is_file():
-        from coder.permissions.rules import check_ownership  # late: only where there is a file
+        from coder.permissions.ownership import check_ownership  # late: only where there is a file
 
         try:
             check_ownership(user)

@@ -21,7 +21,7 @@ from typing import Any
 from coder.abort import Abort, run_in_thread
 from coder.events import Events, Notice, Returning, resolve
 from coder.hooks import HOOK_NAMES, FunctionHooks, Hooks, implements
-from coder.permissions.rules import check_ownership
+from coder.permissions.ownership import check_ownership
 from coder.tools.bash import output_of
 from coder.toolset import ToolContext
 from coder.types import (

@@ -30,7 +30,7 @@ from typing import Any
 from coder.abort import TICK, Abort
 from coder.events import Events, Notice
 from coder.extend.mcp_transport import MAX_RESULT, TOO_LONG, bounded, checked, program
-from coder.permissions.rules import check_ownership
+from coder.permissions.ownership import check_ownership
 from coder.tools.files import image_of
 from coder.tools.processes import GRACE, marked_environment
 from coder.toolset import Tool, ToolContext

@@ -25,7 +25,7 @@ from coder import toolset
 from coder.events import Event
 from coder.extend.guard import Guard
 from coder.hooks import Hooks
-from coder.permissions.rules import check_ownership
+from coder.permissions.ownership import check_ownership
 from coder.toolset import Tool
 from coder.types import Report
 

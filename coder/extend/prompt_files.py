@@ -23,7 +23,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from coder.agent.profiles import split_front_matter
-from coder.permissions.rules import check_ownership
+from coder.permissions.ownership import check_ownership
 from coder.permissions.sanitize import escape_invisible
 from coder.tools.workspace import escaped, read_small_file
 from coder.types import Report
