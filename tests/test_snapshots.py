@@ -28,7 +28,7 @@ from coder import events
 from coder.abort import Abort
 from coder.devtools.scripted import Reply
 from coder.events import Event
-from coder.sessions.database import MAX_STORED
+from coder.sessions.blobs import MAX_STORED
 from coder.sessions.snapshots import Snapshots, UndoResult
 from coder.sessions.workspace_files import MAX_FILE, WorkspaceFiles
 from coder.tools.bash import bash

@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from coder.sessions.database import MAX_STORED, BlobStore
+from coder.sessions.blobs import MAX_STORED, BlobStore
 from coder.sessions.git import blob_id
 from coder.tools.workspace import TOOL_FOLDERS, fill_file, link_file, put_file
 
