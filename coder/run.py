@@ -98,7 +98,7 @@ class Run:
             *(tools.cwd, self.abort, *ids),
             seen=tools.seen,
             budget=self.budget,
-            tool=tools.tools.get(call.name),
+            tool=tools.known.get(call.name),
         )
 
     def stamp(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from coder.types import ToolError
 
+MAX_BELOW = 2_000  # characters in which the next line is looked for
 OPENING = re.compile(r"[:\\=]$")  # the end of a line that deeper lines follow
 PROSE = re.compile(r"#|//|/\*|\*|--")  # the begin of a comment: how it ends says nothing
 LEAVING = re.compile(r"(?:return|raise|break|continue)\b")  # nothing follows beside it
@@ -45,6 +46,26 @@ def as_new_lines(own: Sequence[str], old: Sequence[str], new: Sequence[str]) -> 
     if more and ours and min(ours) == min(theirs) + len(more):
         return [more + line if line.strip() else line for line in old]
     return list(old)
+
+
+def first_filled(lines: Iterable[str]) -> str:
+    return next((line for line in lines if line.strip()), "")
+
+
+def indent_span(text: str, start: int, old: str, new: str) -> str:
+    """The new text of a span as it belongs there, if the old one leaves out the white space before it.
+
+    Raises ToolError if that is uncertain.
+    """
+    missing = text[text.rfind("\n", 0, start) + 1 : start]
+    lines = old.split("\n")
+    if not missing or missing.strip() or not lines[0].strip():
+        return new
+    end = text.find("\n", start + len(old.rstrip("\n"))) + 1
+    filled = [line for line in lines if line.strip()]
+    below = first_filled(text[end : end + MAX_BELOW].split("\n"))
+    made = "\n".join(indented(missing, filled, new.split("\n"), below))
+    return made.removeprefix(missing)
 
 
 def reindent(own: Sequence[str], body: Sequence[str], below: str) -> Sequence[str]:

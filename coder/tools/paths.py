@@ -57,12 +57,20 @@ def _without_marks(path: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def naming_near(ctx: ToolContext, path: str, what: str = "file") -> Iterator[None]:
-    """The error for a missing file names it as the model did, and what is there instead."""
+def naming_near(ctx: ToolContext, path: str, what: str = "file", way: str = "") -> Iterator[None]:
+    """The error for a missing file names it as the model did, and what is there instead, else a `way` on."""
     try:
         yield
     except workspace.MissingFileError:
-        raise ToolError(f"there is no {what} {path}{did_you_mean(ctx, path)}") from None
+        raise ToolError(f"there is no {what} {path}{did_you_mean(ctx, path) or way}") from None
+
+
+def without_prefix(ctx: ToolContext, path: str) -> str:
+    """The path without the a/ or b/ of a diff, if only that is there."""
+    is_prefixed = path.startswith(("a/", "b/"))
+    if is_prefixed and not _is_there(ctx, path) and _is_there(ctx, path[2:]):
+        return path[2:]
+    return path
 
 
 def did_you_mean(ctx: ToolContext, path: str) -> str:
@@ -93,12 +101,12 @@ def _near(ctx: ToolContext, path: str) -> Iterator[str]:
 
 
 def _files(ctx: ToolContext) -> Iterator[str]:
-    """The files of the workspace, as many as a moment shows, the nearest first."""
+    """The files and folders of the workspace, as many as a moment shows, the nearest first."""
     until = time.monotonic() + LOOK_SECONDS
     found = 0
     for folder, folders, files in os.walk(ctx.cwd):
         folders[:] = sorted({*folders} - workspace.TOOL_FOLDERS)
-        for name in sorted(files):
+        for name in sorted([*files, *folders]):
             yield os.path.relpath(os.path.join(folder, name), ctx.cwd)
         found += len(files)
         if found > MAX_LOOKED_AT or time.monotonic() > until:
