@@ -88,7 +88,7 @@ def edit(
     # The newline that ends `joined` may not be in the file
     own = file.joined if file.is_ended or old != "\n" else file.joined[:-1]
     count = own.count(old) if replace_all else 0
-    if count > 1:
+    if count > 1 or (count and new):  # one that goes may take its line with it
         text = file.restored(_replace_all(own, old, new, file.added))
     else:
         text = file.spliced(_find_change(file, old, new, name))
