@@ -21,7 +21,6 @@ from coder.tools import paths, slips, workspace
 from coder.tools.indentation import (
     as_new_lines,
     first_filled,
-    indent_of,
     indent_span,
     lines_without,
     reindent,
@@ -39,7 +38,6 @@ HUNK = re.compile(r"@@ -\d+(?:,\d+)? \+(?P<line>\d+)")
 FIRST_LINE = re.compile(r"(?<=[-+])\d+")  # in the header of a hunk
 STRAY = re.compile("[\udc80-\udcff]")  # how a byte that is no UTF-8 is decoded
 NUMBERED = re.compile(r" *(?P<number>\d+)[\t|→](?P<line>.*)")  # a line as `read` shows it
-
 Place = tuple[int, int, str]  # start and end in a text, and what belongs there
 
 # What is written for plain characters
@@ -124,7 +122,7 @@ def replace_text(
 
 def _replace_all(text: str, old: str, new: str, newline: str) -> str:
     """The text with the new one in all places. Raises ToolError if the indentation of one is uncertain."""
-    if "\n" not in new[:-1] and not indent_of(new):  # all at once
+    if "\n" not in new[:-1] and not new[:1].isspace():  # all at once
         return text.replace(old, new.replace("\n", newline))
 
     def fill(found: re.Match[str]) -> str:

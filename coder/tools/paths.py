@@ -1,6 +1,6 @@
 """Paths as models write them: what was meant where that is certain, names that are near where it is not.
 
-A path is mended only to read, and only if nothing is there by its own name: `file://`, quotes, the line behind a
+A path is mended only to read, and only if nothing is there by its own name: `file://`, quotes, the line after a
 name (`app.py:12`), the a/ of a diff. For everything else the error names what is there.
 """
 
@@ -67,10 +67,8 @@ def naming_near(ctx: ToolContext, path: str, what: str = "file", way: str = "") 
 
 def without_prefix(ctx: ToolContext, path: str) -> str:
     """The path without the a/ or b/ of a diff, if only that is there."""
-    is_prefixed = path.startswith(("a/", "b/"))
-    if is_prefixed and not _is_there(ctx, path) and _is_there(ctx, path[2:]):
-        return path[2:]
-    return path
+    rest = path[2:] if path.startswith(("a/", "b/")) else ""
+    return rest if _is_there(ctx, rest) and not _is_there(ctx, path) else path
 
 
 def did_you_mean(ctx: ToolContext, path: str) -> str:
@@ -82,22 +80,27 @@ def did_you_mean(ctx: ToolContext, path: str) -> str:
 
 
 def _near(ctx: ToolContext, path: str) -> Iterator[str]:
-    """Files of the workspace: the longest tail of the path that is there, its name elsewhere, a similar name."""
-    parts = [
-        part for part in re.split(r"[\\/]", path.strip().strip("\"'`")) if part not in ("", ".")
-    ]
+    """What is in the workspace: the longest tail of the path, its name elsewhere, a similar name."""
+    pieces = re.split(r"[\\/]", path.strip().strip("\"'`"))
+    parts = [part for part in pieces if part not in ("", ".")]
+    if tail := _tail_there(ctx, parts):
+        yield tail
+    wanted = parts[-1].lower() if parts else ""
+    by_name = dict[str, list[str]]()
+    for file in _files(ctx):
+        by_name.setdefault(os.path.basename(file).lower(), []).append(file)
+    for name in (wanted, *difflib.get_close_matches(wanted, by_name, MAX_NAMED, NEAR)):
+        for file in by_name.get(name, ()):
+            yield workspace.escaped(file)
+
+
+def _tail_there(ctx: ToolContext, parts: list[str]) -> str:
+    """The longest part at the end of a path that leads to something in the workspace; "" if none does."""
     for start in range(1, len(parts)):
         tail = "/".join(parts[start:])
         if ".." not in parts[start:] and os.path.lexists(ctx.cwd / tail):
-            yield tail
-            break
-    wanted = parts[-1].lower() if parts else ""
-    files = list(_files(ctx))
-    names = {os.path.basename(file).lower() for file in files}
-    for name in (wanted, *difflib.get_close_matches(wanted, names, MAX_NAMED, NEAR)):
-        for file in files:
-            if os.path.basename(file).lower() == name:
-                yield workspace.escaped(file)
+            return tail
+    return ""
 
 
 def _files(ctx: ToolContext) -> Iterator[str]:

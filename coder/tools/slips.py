@@ -158,10 +158,10 @@ NO_FILE = "/dev/null"
 
 def _convert_patch(arguments: Arguments) -> Arguments:
     """codex's own tool takes a command: ["apply_patch", "*** Begin Patch..."]."""
-    patch = arguments.get("patch")
-    if _is_text_list(patch) and patch[0] == "apply_patch" and len(patch) == 2:
-        patch = patch[1]
-    return arguments | {"patch": _whole_patch(patch)} if isinstance(patch, str) else arguments
+    match arguments.get("patch"):
+        case ["apply_patch", str(patch)] | str(patch):
+            return arguments | {"patch": _whole_patch(patch)}
+    return arguments
 
 
 def _whole_patch(given: str) -> str:

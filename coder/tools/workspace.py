@@ -256,7 +256,7 @@ def save(
     mode = None
     owner = (-1, -1)
     try:
-        old = os.lstat(target) if os.path.lexists(target) else None
+        old = info_of(target)
         like = like or old
         if like:
             # Without its type: a link may have taken the place, and the file takes that of the link
@@ -293,7 +293,7 @@ def name_instructions(ctx: ToolContext, target: Path) -> str:
         if folder.name in TOOL_FOLDERS:
             break
         file = ctx.cwd / folder / INSTRUCTIONS
-        if file not in ctx.seen and file != target and file.is_file():
+        if file not in ctx.seen and file.is_file():
             ctx.seen[file] = None
             remarks += f" ({folder / INSTRUCTIONS} has instructions for this folder: read it)"
     return remarks
@@ -301,10 +301,12 @@ def name_instructions(ctx: ToolContext, target: Path) -> str:
 
 def state_of(place: Path) -> tuple[int, ...] | None:
     """What changes with the content of a file, or of a link itself; None where there is nothing."""
-    if not os.path.lexists(place):
-        return None
-    info = os.lstat(place)
-    return info.st_ino, info.st_size, info.st_mtime_ns
+    info = info_of(place)
+    return (info.st_ino, info.st_size, info.st_mtime_ns) if info else None
+
+
+def info_of(place: Path) -> os.stat_result | None:
+    return os.lstat(place) if os.path.lexists(place) else None
 
 
 def refuse_changed(ctx: ToolContext, place: Path, known: tuple[int, ...] | None) -> None:
