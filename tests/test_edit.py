@@ -105,7 +105,8 @@ EDITS: dict[str, tuple[str, ...]] = {
     "no newline": ("öne\r\ntwo", "öne\ntwo\n", "öne\nzwö\ndrei\n", "öne\r\nzwö\r\ndrei"),
     "neither": ("\ufeffone\n  two", "two\n", "2\n", "\ufeffone\n  2"),
     # The numbers that read shows prove the place
-    "numbers in the old text": ("x\ny\nx\n", "3\tx", "z", "x\ny\nz\n"),
+    "numbers in the old text": ("x\ny\nz\n", "3\tz", "x", "x\ny\nx\n"),
+    "numbers, less indentation": (BLOCK, "3\tone()\n4\ttwo()", "3\t1()\n4\t2()", NUMBERED),
     "numbers in both": ("a\n  b\nc\n", "2\t  b\n3\tc", "2\t  b\n3\td\n4\te", "a\n  b\nd\ne\n"),
     "numbers, and nothing new": ("a\nb\nc\n", "1|a\n2|b\n", "", "c\n"),
     "numbers that belong to the text": ("1\ta\n2\tb\n", "2\tb", "3\tb", "1\ta\n3\tb\n"),
@@ -190,6 +191,7 @@ REFUSALS = {
         "hold line numbers",
     ),
     "numbers in another order": (BLOCK, "3\t        one()", "4\t        1()", "hold line numbers"),
+    "numbers of one of two": ("x\ny\nx\n", "3\tx", "z", "hold line numbers"),
     "numbers, almost": (BLOCK, "3\t        one()\n4\t        to()", "x", "hold line numbers"),
     "the way to copy": (BLOCK, "        ones()", "x", "(copy without the numbers):\n2\t    def"),
     "other words": ("def f():\n    a()\n", "def f():\n    b()\n", "x", "or the file has changed"),

@@ -140,6 +140,8 @@ def _find_change(file: Text, old: str, new: str, name: str) -> list[Place]:
     found = [file.joined.count("\n", 0, at) for at in starts]
     if not starts and old.strip():
         found = file.find(wanted)
+    if not found:
+        wanted, given, found = _without_proved_numbers(file, wanted, given)
     if len(found) > 1:
         places = ", ".join(f"{at + 1}" for at in found[:MAX_LISTED])
         way = "Give more of the text around the one you mean, or set replace_all."
@@ -150,9 +152,6 @@ def _find_change(file: Text, old: str, new: str, name: str) -> list[Place]:
     if found:
         wanted = as_new_lines(file.lines[found[0] :], wanted, given)
         return file.changes(found[0], _marked_lines(wanted, given))
-    numbered = _change_by_numbers(file, wanted, given)
-    if numbered:
-        return numbered
     raise not_found(file, wanted, given, name)
 
 
@@ -193,20 +192,20 @@ def _marked_lines(old: Sequence[str], new: Sequence[str]) -> list[str]:
 # ---- line numbers in what is given ----------------------------------------------------------
 
 
-def _change_by_numbers(file: Text, wanted: Sequence[str], given: Sequence[str]) -> list[Place]:
-    """What changes if all old lines have the numbers under which `read` shows them; [] if one has not.
+def _without_proved_numbers(
+    file: Text, wanted: list[str], given: list[str]
+) -> tuple[list[str], list[str], list[int]]:
+    """(old lines, new lines, their only place) without the numbers that `read` shows, if they are those of the place.
 
-    The numbers prove the place. The new lines have numbers from the same one on, or none.
+    The new lines have numbers from the same one on, or none.
     """
     first, old = _without_numbers(wanted)
     new_first, new = _without_numbers(given)
-    if not new_first and not any(NUMBERED.fullmatch(line) for line in given):
-        new = list(given)
-    elif new_first != first:
-        return []
-    own = file.lines[first - 1 : first - 1 + len(old)] if first else []
-    is_proved = bool(own) and [line.rstrip() for line in own] == [line.rstrip() for line in old]
-    return file.changes(first - 1, _marked_lines(own, new)) if is_proved else []
+    if not any(NUMBERED.fullmatch(line) for line in given):
+        new_first = first
+        new = given
+    is_proved = first > 0 and first == new_first and file.find(old) == [first - 1]
+    return (old, new, [first - 1]) if is_proved else (wanted, given, [])
 
 
 def _without_numbers(lines: Sequence[str]) -> tuple[int, list[str]]:

@@ -167,6 +167,8 @@ def _lack_all(missing: str, old: str, new: Sequence[str], below: str) -> bool:
     is_first = all(each.startswith(own) or own.startswith(each) for each in indents)
     if old in new[1:]:  # a line that stays would lose its level
         is_first = False
+    if given and given in indents[1:]:  # the first line has a part of it, and others the same part
+        is_first = False
     if is_first:
         is_first = _follows_first(len(own), new, below)
     is_every = all(len(each) >= len(given) for each in indents)
@@ -190,10 +192,11 @@ def _follows_first(own: int, new: Sequence[str], below: str) -> bool:
     if is_deeper != opens:
         return False
     last = len(indent_of(new[-1]))
-    if last == own or len(indent_of(below)) <= last:
+    if last == own:
         return True
+    least = min(len(indent_of(line)) for line in new[1:])
     opens, _ = _opens(new[-1], below)
-    return opens
+    return opens or len(indent_of(below)) <= least
 
 
 def _follows_every(missing: str, given: str, new: Sequence[str], below: str) -> bool:
