@@ -64,17 +64,21 @@ def advice(file: Text, old: Sequence[str], new: Sequence[str], name: str) -> str
     if first < 0:
         way = "Read the file, or search for the text with grep."
         return f"the old text is not in {name}, nor anything like it. {way}"
-    near = file.lines[first : first + len(old)]
-    if not cause and "".join("".join(near).split()) == "".join("".join(old).split()):
-        cause = "White space differs (indentation, or space inside a line)."
-    elif not cause and file.has_changed:
-        cause = "The file has changed since it was read."
-    elif not cause:
-        cause = "It differs, or the file has changed."
+    if not cause:
+        near = file.lines[first : first + len(old)]
+        cause = _say_difference(file, old, near)
     shown = range(max(0, first - 1), min(len(file.lines), first + min(len(old), MAX_NEAREST) + 1))
     text = "\n".join(f"{at + 1}\t{file.lines[at]}" for at in shown)
     way = "The nearest lines are (copy without the numbers)"
     return f"the old text is not in {name}. {cause} {way}:\n{text}"
+
+
+def _say_difference(file: Text, old: Sequence[str], near: Sequence[str]) -> str:
+    if "".join("".join(near).split()) == "".join("".join(old).split()):
+        return "White space differs (indentation, or space inside a line)."
+    if file.has_changed:
+        return "The file has changed since it was read."
+    return "It differs, or the file has changed."
 
 
 def _find_cause(file: Text, old: Sequence[str]) -> tuple[list[str], str]:

@@ -182,16 +182,12 @@ def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
 def _locate(file: Text, hunk: Hunk, start: int, name: str, is_last: bool) -> int:
     """The first line of the one place that fits, or of the first one after the anchors."""
     old = lines_without("+", hunk.body)
-    new = lines_without("-", hunk.body)
-    if hunk.line and not old and file.lines:
-        raise ToolError("it has new lines only. Give 3 lines that stay before or after them.")
     if hunk.line:
-        fits = file.find(old, start)
-        at = fits[0] if len(fits) == 1 else hunk.line - 1
-        if at in fits and _are_above(file, hunk.anchors, at):
-            return at  # git's name of a function may be above the hunk before
+        place = _place_by_number(file, hunk, old, start)
+        if place is not None:
+            return place
     for anchor in hunk.anchors:
-        start = _find(file, [anchor], [], start, name)[0] + 1
+        start = _find(file, [f" {anchor}"], start, name)[0] + 1
     if not old and is_last and not hunk.anchors:
         return len(file.lines)
     first = start
@@ -199,27 +195,37 @@ def _locate(file: Text, hunk: Hunk, start: int, name: str, is_last: bool) -> int
         first = start - 1
     if hunk.at_end:
         first = max(first, len(file.lines) - len(old))
-    has_new = any(line[0] == "+" for line in hunk.body)
-    found = _find(file, old, new if has_new else [], first, name)
-    is_first_meant = hunk.anchors and not hunk.line and found[0] >= start
-    if len(found) > 1 and not is_first_meant:
+    found = _find(file, hunk.body, first, name)
+    is_anchored = hunk.anchors and not hunk.line and found[0] >= start
+    if len(found) > 1 and not is_anchored:
         places = ", ".join(f"{at + 1}" for at in found[:MAX_LISTED])
         way = "Give more lines that stay around the change, or an anchor (@@ LINE) above it."
         raise ToolError(f"it fits at lines {places}. {way}")
     return found[0]
 
 
-def _are_above(file: Text, anchors: list[str], place: int) -> bool:
-    """Is each of these lines in the file, at this place or before?"""
-    firsts = [file.find([anchor])[:1] for anchor in anchors]
-    return all(first and first[0] <= place for first in firsts)
+def _place_by_number(file: Text, hunk: Hunk, old: list[str], start: int) -> int | None:
+    """The place of a hunk with git's header, if it is the only one, or the one that the header names.
+
+    git names the function that a hunk is in, which may begin above the hunk before.
+    """
+    if not old and file.lines:
+        raise ToolError("it has new lines only. Give 3 lines that stay before or after them.")
+    fits = file.find(old, start)
+    place = fits[0] if len(fits) == 1 else hunk.line - 1
+    above = [file.find([anchor])[:1] for anchor in hunk.anchors]
+    is_below = all(first and first[0] <= place for first in above)
+    return place if place in fits and is_below else None
 
 
-def _find(file: Text, old: list[str], new: list[str], start: int, name: str) -> list[int]:
-    """Where the old lines are, from `start`. Raises ToolError with advice if they are not there."""
+def _find(file: Text, body: list[str], start: int, name: str) -> list[int]:
+    """Where the old ones of marked lines are, from `start`. Raises ToolError with advice if they are not there."""
+    old = lines_without("+", body)
     found = file.find(old, start)
     if found:
         return found
+    has_new = any(line[0] == "+" for line in body)
+    new = lines_without("-", body) if has_new else []
     where = f"{name} after line {start}, where it has to be" if start else name
     raise not_found(file, old, new, where)
 
