@@ -372,7 +372,8 @@ def lines_of(changes: str) -> str:
     touched = list[int]()
     number = 0
     for line in changes.split("\n")[2:]:
-        if header := HUNK.match(line):
+        header = HUNK.match(line)
+        if header:
             number = int(header["line"])
             continue
         if line[:1] in ("+", "-"):

@@ -83,7 +83,8 @@ def _near(ctx: ToolContext, path: str) -> Iterator[str]:
     """What is in the workspace: the longest tail of the path, its name elsewhere, a similar name."""
     pieces = re.split(r"[\\/]", path.strip().strip("\"'`"))
     parts = [part for part in pieces if part not in ("", ".")]
-    if tail := _tail_there(ctx, parts):
+    tail = _tail_there(ctx, parts)
+    if tail:
         yield tail
     wanted = parts[-1].lower() if parts else ""
     by_name = dict[str, list[str]]()

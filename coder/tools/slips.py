@@ -167,9 +167,11 @@ def _convert_patch(arguments: Arguments) -> Arguments:
 def _whole_patch(given: str) -> str:
     """A patch in its own lines, also of a unified diff or in another envelope; anything else as it is."""
     text = given.strip().replace("\r\n", "\n")
-    if fenced := FENCE.fullmatch(text):
+    fenced = FENCE.fullmatch(text)
+    if fenced:
         text = fenced[1].strip()
-    if command := HEREDOC.fullmatch(text):
+    command = HEREDOC.fullmatch(text)
+    if command:
         text = command["patch"].strip()
     text = text.removeprefix("*** Begin Patch").removesuffix("*** End Patch").strip()
     text = FILE_OF_DIFF.sub(_section_of_diff, text)

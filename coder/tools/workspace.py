@@ -266,15 +266,16 @@ def save(
     except OSError as error:
         problem = f"could not be written, and is as it was: {error.strerror}"
         raise ToolError(f"{shown(ctx, target)} {problem}") from None
-    notes = ""
+    notes = [""]
     if old and old.st_nlink > 1:
-        notes += f" Note: the file had {old.st_nlink} hard links; the others keep the old content."
+        links = f"the file had {old.st_nlink} hard links"
+        notes.append(f"Note: {links}; the others keep the old content.")
     if had_changed:
-        notes += " Note: the file had changed since it was read."
+        notes.append("Note: the file had changed since it was read.")
         ctx.seen.pop(target, None)
     elif not old or ctx.seen.get(target):
         ctx.seen[target] = digest_of(data)
-    return notes + name_instructions(ctx, target)
+    return " ".join(notes + name_instructions(ctx, target))
 
 
 def digest_of(data: bytes) -> bytes:
@@ -282,12 +283,12 @@ def digest_of(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def name_instructions(ctx: ToolContext, target: Path) -> str:
-    """A remark for each folder of the file, below the workspace, with instructions that the model does not know.
+def name_instructions(ctx: ToolContext, target: Path) -> list[str]:
+    """A remark on each folder of the file, below the workspace, with instructions that the model does not know.
 
     Each is named once.
     """
-    remarks = ""
+    remarks = list[str]()
     folders = target.relative_to(ctx.cwd).parents if target.is_relative_to(ctx.cwd) else ()
     for folder in reversed(folders[:-1]):  # those of the workspace itself are in the prompt
         if folder.name in TOOL_FOLDERS:
@@ -295,7 +296,8 @@ def name_instructions(ctx: ToolContext, target: Path) -> str:
         file = ctx.cwd / folder / INSTRUCTIONS
         if file not in ctx.seen and file.is_file():
             ctx.seen[file] = None
-            remarks += f" ({folder / INSTRUCTIONS} has instructions for this folder: read it)"
+            name = folder / INSTRUCTIONS
+            remarks.append(f"({name} has instructions for this folder: read it)")
     return remarks
 
 
