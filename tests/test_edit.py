@@ -191,6 +191,7 @@ REFUSALS = {
         "hold line numbers",
     ),
     "numbers in another order": (BLOCK, "3\t        one()", "4\t        1()", "hold line numbers"),
+    "a giant number": (BLOCK, "9" * 5000 + "\t        one()", "x", "hold line numbers"),
     "numbers of one of two": ("x\ny\nx\n", "3\tx", "z", "hold line numbers"),
     "numbers, almost": (BLOCK, "3\t        one()\n4\t        to()", "x", "hold line numbers"),
     "the way to copy": (BLOCK, "        ones()", "x", "(copy without the numbers):\n2\t    def"),

@@ -37,7 +37,7 @@ AROUND = 3  # lines of a diff before and after a change
 HUNK = re.compile(r"@@ -\d+(?:,\d+)? \+(?P<line>\d+)")
 FIRST_LINE = re.compile(r"(?<=[-+])\d+")  # in the header of a hunk
 STRAY = re.compile("[\udc80-\udcff]")  # how a byte that is no UTF-8 is decoded
-NUMBERED = re.compile(r" *(?P<number>\d+)[\t|→](?P<line>.*)")  # a line as `read` shows it
+NUMBERED = re.compile(r" *(?P<number>\d{1,9})[\t|→](?P<line>.*)")  # a line as `read` shows it
 Place = tuple[int, int, str]  # start and end in a text, and what belongs there
 
 # What is written for plain characters

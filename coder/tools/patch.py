@@ -34,7 +34,7 @@ from coder.types import DeniedError, ToolError, ToolResult
 HEADER = re.compile(r"^\*\*\* (Add|Update|Delete) File: *(\S.*?)[ \t]*$", re.M)
 MOVE = re.compile(r"\*\*\* Move to: *(\S.*?)\s*")
 # Models mostly guess git's line numbers
-ANCHOR = re.compile(r"@@(?: ?-(?P<line>\d+)[\d,]* \+[\d,]+ @@)? ?(?P<text>.*?)\s*")
+ANCHOR = re.compile(r"@@(?: ?-(?P<line>\d{1,9})[\d,]* \+[\d,]+ @@)? ?(?P<text>.*?)\s*")
 FORMAT = (
     "A section begins with *** Add File:, *** Update File: or *** Delete File: and a path. In a new "
     "file each line begins with +, in a hunk with a space (stays), - (goes) or + (new)."
