@@ -105,7 +105,7 @@ class Run:
             call_id=call.id,
             seen=self.offered.seen,
             budget=self.budget,
-            tool=self.offered.tools.get(call.name),
+            tool=self.offered.known.get(call.name),
         )
 
     def stamp(self) -> dict[str, Any]:

@@ -41,7 +41,8 @@ Default = Literal["allow", "ask"]
 
 @dataclass
 class ToolContext:
-    """What a tool gets. `seen`: files as this session last read or wrote them (tools/files.py)."""
+    """What a tool gets. `seen`: digests of files as this session last read or wrote them; None if only their
+    names were told."""
 
     cwd: Path
     abort: Abort
@@ -87,6 +88,7 @@ class Tool:
     `permission`: the kind of its rules, "" for its own name. `default`: what holds without a rule.
     `asks_itself`: with ctx.ask, about something exact; else each call is asked about before it runs.
     `slips`: what models write for a call of it (slips.py).
+    `twin`: a tool for the same work in another form, which is not offered, and runs if the model calls it.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Tool:
     permission: str = ""
     default: Default = "ask"
     asks_itself: bool = False
+    twin: Tool | None = None
 
     @property
     def kind(self) -> str:
@@ -205,9 +208,15 @@ class Toolset:
         chosen.tools = {name: each for name, each in (self.tools | new).items() if name in names}
         return schemas, chosen
 
+    @property
+    def known(self) -> dict[str, Tool]:
+        """The tools that run by their names: the offered ones, and their twins."""
+        twins = {each.twin.name: each.twin for each in self.tools.values() if each.twin}
+        return twins | self.tools
+
     def title(self, call: ToolCall) -> str:
         try:
-            return self.tools[call.name].title_of(call.arguments)
+            return self.known[call.name].title_of(call.arguments)
         except Exception:  # an unknown tool; or a tool's title function, for unchecked arguments
             return call.name
 
@@ -215,7 +224,7 @@ class Toolset:
         """Bring the arguments of a call to the types that its tool takes. Raises ToolError where they are unusable."""
         if call.problem:
             raise ToolError(f"the arguments are {call.problem}. Send one JSON object.")
-        if made := self.tools.get(call.name):  # another name is one that only a hook can answer
+        if made := self.known.get(call.name):  # another name is one that only a hook can answer
             # A schema without properties may name its parameters elsewhere
             is_open = made.is_open or "properties" not in made.parameters
             closed = {} if is_open else {"additionalProperties": False}
@@ -241,12 +250,13 @@ class Toolset:
 
     def _tool_meant(self, name: str) -> Tool | None:
         """The tool of this name, or the only one that has it among its other names, in any case."""
-        if name in self.tools:
-            return self.tools[name]
+        known = self.known
+        if name in known:
+            return known[name]
         wanted = name.lower()
         meant = [
             each
-            for each in self.tools.values()
+            for each in known.values()
             if wanted == each.name.lower() or wanted in each.slips.names
         ]
         return meant[0] if len(meant) == 1 else None
@@ -288,10 +298,11 @@ class Toolset:
     def run(self, call: ToolCall, ctx: ToolContext) -> Generator[Event, None, ToolResult]:
         """Run one call. Errors in the arguments or in the tool become the result. Raises Aborted."""
         try:
-            if call.name not in self.tools:
+            known = self.known
+            if call.name not in known:
                 raise ToolError(self._say_unknown(call.name))
             self.check(call)  # again: hooks may have changed them
-            result = as_result((yield from _call(self.tools[call.name], call.arguments, ctx)))
+            result = as_result((yield from _call(known[call.name], call.arguments, ctx)))
         except Aborted:
             raise
         except ToolError as error:

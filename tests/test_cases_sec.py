@@ -366,7 +366,7 @@ def test_a_file_with_the_key_is_read_without_it_by_every_tool(tmp_path: Path, ws
     read, grep, cat, edit, write = results(server)
     assert read == f"1\tfirst\n2\tkey = {HIDDEN}\n3\tlast"
     assert f"notes.txt:2:key = {HIDDEN}" in grep and f"key = {HIDDEN}" in cat
-    assert edit.startswith("Edited notes.txt.")
+    assert edit.startswith("Edited notes.txt, line 3.")
     assert write.startswith("Error:") and HIDDEN in write
     asked, lines = json.dumps(server.requests), map(json.loads, run.out.splitlines())
     assert "is it right?" in asked and KEY not in asked

@@ -124,6 +124,23 @@ def assert_one_line(done: Done, *words: str) -> None:
         assert word in done.stderr
 
 
+@pytest.mark.parametrize(("model", "offered"), [("m", "edit"), ("gpt-5-mini", "apply_patch")])
+def test_edit_and_apply_patch_both_run_whichever_the_model_is_offered(
+    place: Place, model: str, offered: str
+) -> None:
+    hunk = "*** Begin Patch\n*** Update File: a\n@@\n-one\n+1\n*** End Patch"
+    calls = [
+        ("apply_patch", {"patch": hunk}),
+        ("edit", dict(path="a", old_string="1", new_string="2")),
+    ]
+    (place.ws / "a").write_text("one\n")
+    with serve(Reply(calls=calls), Reply("done")) as server:
+        assert place.run("-y", "-m", model, "go", server=server).stdout == "done\n"
+        tools = {each["function"]["name"] for each in server.requests[0]["tools"]}
+    assert {"edit", "apply_patch"} & tools == {offered}
+    assert (place.ws / "a").read_text() == "2\n"
+
+
 # ---- what goes where -----------------------------------------------------------------------------
 
 

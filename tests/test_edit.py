@@ -104,10 +104,17 @@ EDITS: dict[str, tuple[str, ...]] = {
     "mark": ("\ufefföne\ntwo", "two", "zwö\ndrei", "\ufefföne\nzwö\ndrei"),
     "no newline": ("öne\r\ntwo", "öne\ntwo\n", "öne\nzwö\ndrei\n", "öne\r\nzwö\r\ndrei"),
     "neither": ("\ufeffone\n  two", "two\n", "2\n", "\ufeffone\n  2"),
+    # The numbers that read shows prove the place
+    "numbers in the old text": ("x\ny\nz\n", "3\tz", "x", "x\ny\nx\n"),
+    "numbers, less indentation": (BLOCK, "3\tone()\n4\ttwo()", "3\t1()\n4\t2()", NUMBERED),
+    "numbers in both": ("a\n  b\nc\n", "2\t  b\n3\tc", "2\t  b\n3\td\n4\te", "a\n  b\nd\ne\n"),
+    "numbers, and nothing new": ("a\nb\nc\n", "1|a\n2|b\n", "", "c\n"),
+    "numbers that belong to the text": ("1\ta\n2\tb\n", "2\tb", "3\tb", "1\ta\n3\tb\n"),
     # Every place that does not overlap one before
     "words": ("a b a b a", "a", "aa", "aa b aa b aa", "all"),
     "newlines": ("a\nb", "\n", ", ", "a, b", "all"),  # the one at the end is not in the file
     "overlapping": ("xyxyxyx", "xyx", "N", "NyN", "all"),
+    "one, a whole line": (BLOCK, "two()", "", BLOCK.replace("        two()\n", ""), "all"),
     "one, not quite": ("  a\n  b\nend\n", "a\nb\n", "c\nd\n", "  c\n  d\nend\n", "all"),
 }
 
@@ -121,7 +128,7 @@ def test_what_an_edit_changes(ws: Editing, case: str) -> None:
 
 NEAREST, SPACE = "The nearest lines are", "White space differs"
 UNCERTAIN = "the file has these lines in another indentation"
-MADE = "the new text is, at line 3: this edit seems to be made already"
+MADE = "the new text is already there, at line 3: nothing to do if that is the place"
 LINES_1_3 = "old_string is in a at lines 1, 3."
 
 REFUSALS = {
@@ -138,7 +145,7 @@ REFUSALS = {
     "joined lines": ("start\n    middle\nend\n", "start middle end", "x", "is not in a"),
     "a half line": ("say “hi” to all\n", 'say "hi"', "x", "is not in a"),
     "neither level": (BLOCK, CALLS, "    if 1:\n        three()\n", UNCERTAIN),
-    "empty": ("one", "", "two", "old_string is empty. To create a file use write"),
+    "empty": ("one", "", "two", "old_string is empty, and a is there. To insert, give the line"),
     "the same": ("one", "one", "one", "are the same in a: nothing to do"),
     "made already": ("a\nb\nnew text\n", "old text", "new text", MADE),
     "unlike anything": ("one\ntwo\n", "qqqqqqqqqqqqqq", "x", "nor anything like it. Read the file"),
@@ -148,6 +155,46 @@ REFUSALS = {
     "binary": ("text\0text", "text", "x", "is a binary file"),
     "numbers 1": ("def g():\n    return 2\n", "1\tdef g():\n2\t    x", "y", "hold line numbers"),
     "space inside": ("def f():\n    a(1)\n", "def f():\n    a( 1 )\n", "x", SPACE),
+    "a line break in words": (
+        "a = 1\nb = 2\n",
+        "a = 1\\nb = 2",
+        "x",
+        r"It holds \n as two characters",
+    ),
+    "escaped quotes": ('f("x")\n', 'f(\\"x\\")', "x", "It seems escaped"),
+    "escaped marks": ("a = b -> c & d\n", "a = b -&gt; c &amp; d", "x", "It seems escaped"),
+    "lines left out": (
+        BLOCK,
+        "    def f(self):\n    ...\n        return 1",
+        "x",
+        "... stands for nothing",
+    ),
+    "a comment for lines": (
+        BLOCK,
+        "    def f(self):\n    # ... rest\n        return 1",
+        "x",
+        "... stands for",
+    ),
+    "lines of a diff": (BLOCK, "-        one()\n+        1()", "x", "It has marks of a diff"),
+    "a block of two texts": (
+        BLOCK,
+        "<<<<<<< SEARCH\n        one()\n=======\n1\n>>>>>>> REPLACE",
+        "x",
+        "marks of",
+    ),
+    "a fence": (BLOCK, "```python\n        one()\n        2()\n```", "x", "or of Markdown"),
+    "other numbers": (BLOCK, "2\tone()\n3\ttwo()", "x", "hold line numbers"),
+    "numbers and none": (
+        BLOCK,
+        "3\t        one()\n4\t        two()",
+        "3\t        1()\n        2()",
+        "hold line numbers",
+    ),
+    "numbers in another order": (BLOCK, "3\t        one()", "4\t        1()", "hold line numbers"),
+    "a giant number": (BLOCK, "9" * 5000 + "\t        one()", "x", "hold line numbers"),
+    "numbers of one of two": ("x\ny\nx\n", "3\tx", "z", "hold line numbers"),
+    "numbers, almost": (BLOCK, "3\t        one()\n4\t        to()", "x", "hold line numbers"),
+    "the way to copy": (BLOCK, "        ones()", "x", "(copy without the numbers):\n2\t    def"),
     "other words": ("def f():\n    a()\n", "def f():\n    b()\n", "x", "or the file has changed"),
 }
 
@@ -159,14 +206,34 @@ def test_what_is_refused_and_why(ws: Editing, case: str) -> None:
     assert why in ws.refused(before, old, new)
 
 
-def test_the_result_is_a_diff_of_the_change(ws: Editing) -> None:
+def test_the_result_is_the_place_and_the_changed_lines(ws: Editing) -> None:
+    """The user's diff has the names of the file, too."""
     ws.holds("one\ntwo\nthree\n")
     result = ws.edit("two", "2")
-    changes = "--- a/a\n+++ b/a\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three"
-    assert result.content == f"Edited a.\n{changes}"
-    assert result.details == {"diff": changes, "path": str(ws.file)}
+    hunk = "@@ -1,3 +1,3 @@\n one\n-two\n+2\n three"
+    assert result.content == f"Edited a, line 2.\n{hunk}"
+    assert result.details == {"diff": f"--- a/a\n+++ b/a\n{hunk}", "path": str(ws.file)}
     ws.holds("a\nb\na\n")
-    assert str(ws.edit("a", "c", replace_all=True).content).startswith("Edited a in 2 places.\n---")
+    every = str(ws.edit("a", "c\nd", replace_all=True).content)
+    assert every.startswith("Edited a in 2 places, lines 1-5.\n@@")
+    ws.holds("a\nb\n")
+    assert str(ws.edit("b\n", "").content).startswith("Edited a, line 2.\n@@")
+    ws.holds("a\r\nb\n")
+    assert ws.edit("a\r", "a").content == (
+        "Edited a.\n(only line endings, or the newline at the end, differ)"
+    )
+
+
+def test_of_many_lines_in_a_row_the_result_repeats_the_first_and_the_last(ws: Editing) -> None:
+    ws.holds("one\ntwo\nthree\n")
+    new = [f"    line {number}" for number in range(31)]
+    result = ws.edit("two", "\n".join(new))
+    shown = ["@@ -1,3 +1,33 @@", " one", "-two", f"+{new[0]}", "+ ... (29 lines)", f"+{new[-1]}"]
+    assert result.content == "\n".join(["Edited a, lines 2-32.", *shown, " three"])
+    assert all(f"+{line}\n" in result.details["diff"] for line in new)
+    back = str(ws.edit("\n".join(new), "two").content)
+    assert f"\n-{new[0]}\n- ... (29 lines)\n-{new[-1]}\n+two\n" in back
+    assert "..." not in str(ws.edit("two", "\n".join(new[:10])).content)
 
 
 def test_replace_all_in_20_000_lines_takes_seconds(ws: Editing) -> None:
@@ -176,6 +243,44 @@ def test_replace_all_in_20_000_lines_takes_seconds(ws: Editing) -> None:
         assert after == before.replace("foo", "longer")
         assert ws.edited("a" * 5_000_000, "aa", "b", replace_all=True) == b"b" * 2_500_000
     assert "+line 0 longer" in ws.details[0]
+
+
+# ---- a file that others change --------------------------------------------------------------
+
+NOTE = "Note: the file had changed since it was read."
+
+
+def test_a_file_that_was_touched_only_is_as_it_was_read(ws: Editing) -> None:
+    ws.holds("one\ntwo\n")
+    ws("read", path="a")
+    for old, new in (("one", "1"), ("two", "2")):
+        os.utime(ws.file, ns=(1, 1))
+        assert "Note" not in str(ws.edit(old, new).content)
+        ws.file.write_bytes(ws.file.read_bytes())
+    assert ws("write", path="a", content="3\n") == "Overwrote a: 1 lines, was 2."
+
+
+def test_the_exact_text_is_edited_in_a_file_that_a_formatter_changed(ws: Editing) -> None:
+    ws.holds("one\ntwo\n  three\n")
+    ws("read", path="a")
+    ws.file.write_text("one\n\ntwo\n    three\n")
+    loose = ws.fails("edit", path="a", old_string="  two\n  three", new_string="x")
+    assert "White space differs" in loose and "4\t    three" in loose
+    gone = ws.fails("edit", path="a", old_string="  three (3)\nend", new_string="x")
+    assert "The file has changed since it was read." in gone
+    first, *_ = str(ws.edit("two", "2").content).split("\n")
+    assert first == f"Edited a, line 3. {NOTE}"
+    assert NOTE not in str(ws.edit("one", "1").content)
+    # The model has seen its own changes only
+    assert "was not read as it is now" in ws.fails("write", path="a", content="x")
+    ws("read", path="a")
+    ws("write", path="a", content="x")
+
+
+def test_an_edit_of_a_file_that_was_not_read_does_not_count_as_reading_it(ws: Editing) -> None:
+    ws.holds("one\ntwo\n")
+    ws.edit("two", "2")
+    assert "was not read as it is now" in ws.fails("write", path="a", content="x")
 
 
 # ---- the way out ----------------------------------------------------------------------------
@@ -202,7 +307,7 @@ def deny() -> None:
 
 
 def test_a_denied_edit_is_not_made_and_that_of_a_missing_or_too_large_file(ws: Editing) -> None:
-    assert "there is no file" in str(ws.edit("a", "b").content)
+    assert "there is no file a. To create it use write." in str(ws.edit("a", "b").content)
     ws.file.touch()
     os.truncate(ws.file, 51_000_000)
     assert "has 51,000,000 bytes, too large to edit here" in str(ws.edit("a", "b").content)
@@ -210,6 +315,12 @@ def test_a_denied_edit_is_not_made_and_that_of_a_missing_or_too_large_file(ws: E
     assert ws.refused("one\n", "one", "two") == "Denied: no"
     assert ws.asked == [("edit", "a")]
     assert ws.details == ["--- a/a\n+++ b/a\n@@ -1 +1 @@\n-one\n+two"]
+
+
+def test_an_empty_old_text_creates_a_file_that_is_not_there(ws: Editing) -> None:
+    assert ws("edit", path="new/a", old_string="", new_string="x\n") == "Created new/a (1 lines)."
+    assert (ws.folder / "new/a").read_text() == "x\n" and ws.asked == [("edit", "new/a")]
+    assert "new/a is there" in ws.fails("edit", path="new/a", old_string="", new_string="y")
 
 
 def test_of_a_secret_file_nothing_is_shown_without_permission(ws: Editing) -> None:

@@ -125,6 +125,7 @@ def test_a_file_that_is_there_by_an_odd_name_is_read_by_it(ws: Workspace) -> Non
         ("src/apps.py", "did you mean src/app.py"),
         ("lib/app_test.py", "did you mean src/other/app_test.py?"),
         ("$HOME/app.py", "variables are not expanded here"),
+        ("srcs", "did you mean src?"),
         ("nothing/like/it.rs", "there is no file nothing/like/it.rs"),
     ],
 )
@@ -143,7 +144,20 @@ def test_a_folder_is_listed_by_read_and_files_of_other_kinds_name_the_way(ws: Wo
     assert "a.png is an image of 9 bytes: it cannot be shown here" in ws.fails("read", path="a.png")
     assert "a.pdf is a PDF: run pdftotext a.pdf - with bash" in ws.fails("read", path="a.pdf")
     for call in CALLS[1:]:
-        assert "src is a folder: name a file in it" in ws.fails(**call, path="src")
+        for path in ("src", "src/"):
+            assert ws.fails(**call, path=path) == "Error: src is a folder: name a file in it"
+
+
+@pytest.mark.parametrize(
+    "path", ["file://src/app.py", "@src/app.py", "a/src/app.py", "src/app.py:2", "src\\app.py"]
+)
+def test_nothing_is_written_to_a_name_in_other_marks(ws: Workspace, path: str) -> None:
+    ws.put(FILES)
+    before = ws.files()
+    for call in CALLS[1:]:
+        said = f"there is no file {path}; did you mean src/app.py?"
+        assert ws.fails(**call, path=path) == f"Error: {said}"
+    assert ws.files() == before
 
 
 def test_a_place_outside_names_its_place_inside(ws: Workspace) -> None:
@@ -164,6 +178,35 @@ def test_a_content_that_leaves_lines_out_overwrites_nothing(ws: Workspace, line:
     assert "write takes the whole file; to change a part use edit" in said
     ws("write", path="new.py", content=f"{line}\n")
     ws("write", path="new.py", content=f"{line}\nand more\n")
+
+
+def test_a_folder_with_instructions_of_its_own_is_named_once(ws: Workspace) -> None:
+    files = (
+        "AGENTS.md",
+        "a",
+        "sub/AGENTS.md",
+        "sub/a",
+        "sub/b",
+        "sub/deep/AGENTS.md",
+        "sub/deep/a",
+    )
+    ws.put(dict.fromkeys((*files, "known/AGENTS.md", "known/a", "node_modules/x/AGENTS.md"), "x\n"))
+    ws.put({"node_modules/x/a": "x\n", "sub/c": "x\n" * 3})
+    remark = "({} has instructions for this folder: read it)".format
+    assert ws("read", path="a") == "1\tx"
+    told = ws("read", path="sub/c", limit=1)
+    assert told.split("\n\n") == [
+        "1\tx",
+        remark("sub/AGENTS.md"),
+        "(lines 1-1 of 3; use offset=2 to go on)",
+    ]
+    assert ws("read", path="sub/a") == "1\tx"
+    edited = ws("edit", path="sub/deep/a", old_string="x", new_string="y").split("\n")[0]
+    assert edited == f"Edited sub/deep/a, line 1. {remark('sub/deep/AGENTS.md')}"
+    assert "instructions" not in ws("read", path="known/AGENTS.md") + ws("read", path="known/a")
+    assert "instructions" not in ws("read", path="node_modules/x/a")
+    # Its name alone allows nothing
+    assert "was not read" in ws.fails("write", path="sub/AGENTS.md", content="x")
 
 
 def test_going_on_as_told_gives_every_line_once(ws: Workspace) -> None:
@@ -304,10 +347,10 @@ def test_a_file_is_created_and_overwritten_where_it_is_as_it_was_read(ws: Worksp
     file.rename(ws.folder / "folder")
     assert "is a folder" in ws.fails("write", path="folder", content="x")
     file.write_text("one\ntwo\n")
-    assert "a exists and was not read in this session" in ws.fails("write", path="a", content="x")
+    assert "a exists and was not read as it is now" in ws.fails("write", path="a", content="x")
     ws("read", path="a")
     result = ws.call("write", path="a", content="one\nthree\n")
-    assert result.content == "Overwrote a (2 lines, was 2)."
+    assert result.content == "Overwrote a: 2 lines, was 2."
     assert result.details["diff"] == "--- a/a\n+++ b/a\n@@ -1,2 +1,2 @@\n one\n-two\n+three"
     ws("edit", path="a", old_string="three", new_string="four")
     ws("write", path="a", content="own changes need no reading")
@@ -315,7 +358,6 @@ def test_a_file_is_created_and_overwritten_where_it_is_as_it_was_read(ws: Worksp
     for _ in range(2):  # asking again does not help
         said = ws.fails("write", path="a", content="x")
         assert "a changed on disk since it was read. Read it again first." in said
-    assert "changed on disk" in ws.fails("edit", path="a", old_string="own", new_string="x")
     assert file.read_text() == "own changes need no READING"
     ws("read", path="a")
     ws("write", path="a", content="x")
@@ -393,8 +435,8 @@ def test_links_stay_and_what_they_lead_to_is_written(ws: Workspace) -> None:
     ws.put({"target": "one"}, **links)
     ws("read", path="link")
     edited = ws("edit", path="link", old_string="one", new_string="1")
-    assert edited.startswith("Edited target.\n")
-    assert ws("write", path="link", content="two") == "Overwrote target (1 lines, was 1)."
+    assert edited.startswith("Edited target, line 1.\n")
+    assert ws("write", path="link", content="two") == "Overwrote target: 1 lines, was 1."
     ws("write", path="dangling", content="new")
     assert {name: os.readlink(ws.folder / name) for name in links} == links
     assert (target.read_text(), (ws.folder / "missing").read_text()) == ("two", "new")
@@ -452,7 +494,7 @@ def test_a_failed_write_leaves_the_original_and_no_temporary_file(
     why = "could not be written, and is as it was: File too large"
     for path in ("a", "new"):
         said = ws.fails("write", path=path, content="y" * 100_000)
-        assert said == f"Error: {ws.folder / path} {why}"
+        assert said == f"Error: {path} {why}"
     assert why in ws.fails("edit", path="a", old_string="x" * 3000, new_string="z" * 5000)
     assert "a/below could not be written" in ws.fails("write", path="a/below", content="y")
     ws("write", path="sub/new", content="y" * 4000)

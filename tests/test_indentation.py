@@ -59,6 +59,16 @@ REFUSED = {
     "another level of the first": (TAIL, "one()\n    two()", "        1()\n    two()"),
     "only white space in front": (TAIL, "two()", "    two()"),
     "the margin or the block": (f"def f():\n{TAIL}", "two()", "two()\nthree()"),
+    "a loop after a return, in a part of it": (
+        "        return 1\n",
+        "    return 1\n",
+        "    return 1\n    for a in b:\n      two()\n",
+    ),
+    "a block around what stays": (
+        "    try:\n        return 1\n    except E:\n        pass\n",
+        "return 1",
+        "return 1\nfor a in b:\n    two()",
+    ),
     "spaces in a file with tabs": ("\tone()\n\ttwo()\n", "one()", "if 1:\n    one()"),
 }
 

@@ -81,8 +81,28 @@ def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
     )
     assert (ws.text("new/c.py"), ws.text("moved/b2.py")) == ("first\n\nthird\n", "x\nz\n")
     assert ws.names() == ["a.py", "moved", "new"] and ws.text("a.py") == "one\n2\nthree\n"
-    summary = "A new/c.py\nM a.py\nR b.py -> moved/b2.py\nD d.bin\n"
-    assert result.content == summary + ws.details[0] and len(result.details["paths"]) == 5
+    assert (
+        result.content
+        == """\
+A new/c.py
+@@ -0,0 +1,3 @@
++first
++
++third
+M a.py
+@@ -1,3 +1,3 @@
+ one
+-two
++2
+ three
+R b.py -> moved/b2.py
+@@ -1,2 +1,2 @@
+ x
+-y
++z
+D d.bin"""
+    )
+    assert len(result.details["paths"]) == 5 and result.details["diff"] == ws.details[0]
     moved = "rename from b.py\nrename to moved/b2.py\n"
     assert all(piece in ws.details[0] for piece in ("\n-two\n+2\n", moved, "D d.bin"))
     assert ws.asked == [("edit", "new/c.py, a.py, b.py, moved/b2.py, d.bin")]
@@ -149,8 +169,19 @@ HUNKS = {
     "in order": ("x\ny\nx\nz\n", "-x\n+1\n y\n@@\n-x\n+2\n z", "1\ny\n2\nz\n"),
     "an anchor": (
         TWO,
-        "@@ -3 +3 @@ def g():\n-    x\n+    y",
+        "@@ def g():\n-    x\n+    y",
         TWO.replace("g():\n    x", "g():\n    y"),
+    ),
+    "git's numbers": (
+        TWO,
+        "@@ -5 +5 @@ def g():\n-    x\n+    y",
+        TWO.replace("g():\n    x", "g():\n    y"),
+    ),
+    "git's numbers alone": ("x\nx\nx\n", "@@ -2 +2 @@\n-x\n+y", "x\ny\nx\n"),
+    "git's function above the hunk before": (
+        "def f():\n    1\n    2\n    3\n",
+        "@@ -2 +2 @@ def f():\n-    1\n+    one\n@@ -9 +9 @@ def f():\n-    3\n+    three",
+        "def f():\n    one\n    2\n    three\n",
     ),
     "two anchors": (
         *(CLASSES, "@@ class B:\n@@     def f(self):\n-        x\n+        y"),
@@ -184,8 +215,24 @@ NOWHERE = (
 TOTAL = " def total(items):\n-    return sum(item)"
 REFUSED = {
     "two fits": ("x\ny\nx\nz\nx \n", "-x\n+2", "1 of 1: it fits at lines 1, 3. "),
-    "out of order": ("one\ntwo\n", "-two\n@@\n-one", "behind line 2, where it has to be"),
+    "out of order": ("one\ntwo\n", "-two\n@@\n-one", "after line 2, where it has to be"),
     "the end, twice": ("x\n", "-x\n+y\n@@\n-x\n+z\n*** End of File", "hunk 2 of 2"),
+    "wrong numbers": ("x\nx\nx\n", "@@ -7 +7 @@\n-x\n+y", "it fits at lines 1, 2, 3."),
+    "wrong numbers in a function": (
+        TWO,
+        "@@ -3 +3 @@ def g():\n-    x\n+    y",
+        "it fits at lines 5, 7.",
+    ),
+    "only numbers": (
+        "x\ny\n",
+        "@@ -1,0 +2 @@ x\n+new",
+        "it has new lines only. Give 3 lines that stay",
+    ),
+    "numbers below the function": (
+        "x\nf\nz\n",
+        "@@ -1 +1 @@ f\n-x\n+y",
+        "after line 1, where it has to be",
+    ),
     "new lines anywhere": ("one\ntwo\n", "+new\n@@\n-two\n+2", "it fits at lines 1, 2, 3."),
     "nowhere": (NOWHERE, f"-line 3\n@@\n{TOTAL}", "2 of 2: the old text is not in a.txt"),
     "nearest lines": (NOWHERE, TOTAL, "50\tdef total(items):\n51\t"),
@@ -214,7 +261,7 @@ def test_a_link_is_deleted_itself_changed_through_and_not_moved(ws: Patching) ->
     assert said.startswith("M t Note: the file had 2 hard links")
     assert (ws.text("t"), ws.text("hard")) == ("two\n", "one\n")
     for name in ("l", "dangling", "out"):
-        assert ws.apply(f"*** Delete File: {name}").startswith(f"D {name}\n")
+        assert ws.apply(f"*** Delete File: {name}") == f"D {name}"
     assert ws.files().keys() == {"t", "hard"}
 
 
@@ -232,7 +279,8 @@ SECTIONS = [
     *((DELETE(".."), "File ..: "), (ADD("a\0b"), "NUL")),
     (f"{ADD('n/new.py')}\n{CHANGE('a.py')}", "Update File a.py: hunk 1 of 1"),
     *((ADD("folder"), "folder is a folder"), (ADD("dangling"), "dangling cannot be opened")),
-    *((CHANGE(path), NO_FILE) for path in ("b.py", "dangling")),
+    *((CHANGE(path), NO_FILE) for path in ("b.py", "dangling", "a/b.py")),
+    (CHANGE("sub/other.py"), "there is no file sub/other.py; did you mean other.py?"),
     *((CHANGE(path), "is ") for path in ("folder", "pipe")),
     (DELETE("b.py"), NO_FILE),
     *((DELETE(path), "is ") for path in ("folder", ".", "pipe")),
@@ -256,18 +304,42 @@ def test_one_bad_section_rejects_the_whole_patch(ws: Patching, section: str, sai
     assert (out / "secret").read_text() == "s\n"
 
 
-def test_a_file_that_is_there_is_written_anew(ws: Patching) -> None:
+def test_a_file_that_is_there_is_written_anew_if_it_was_read(ws: Patching) -> None:
     body = "*** Add File: a.py\n+new"
     ws.put({"a.py": "one\r\ntwo\r\n"})
+    assert "a.py exists and was not read as it is now. Read it first" in ws.refused(body)
+    ws("read", path="a.py")
+    ws.asked.clear()
     (ws.folder / "a.py").chmod(0o750)
     assert ws.apply(body).startswith("M a.py\n")
     assert ws.data("a.py") == b"new\r\n"
     assert stat.S_IMODE((ws.folder / "a.py").stat().st_mode) == 0o750
-    [shown] = ws.details
+    shown = ws.details[-1]
     assert ws.asked == [("edit", "a.py")] and "-one\n-two\n+new" in shown
-    ws.put({"a.py": "someone else's\n"})
-    for section in (body, "*** Update File: a.py\n-new\n+1", "*** Delete File: a.py"):
+    ws.put({"a.py": "someone else's\nnew\n"})
+    for section in (body, "*** Delete File: a.py"):
         assert "a.py changed on disk since it was read" in ws.refused(section)
+
+
+def test_a_file_that_has_changed_since_it_was_read_is_changed_where_the_text_is_exact(
+    ws: Patching,
+) -> None:
+    ws.put({"a.py": "one\ntwo\n"})
+    ws("read", path="a.py")
+    ws.put({"a.py": "zero\none\n  two\n"})
+    loose = ws.refused("*** Update File: a.py\n-one\n-two\n+1\n+2")
+    assert "White space differs" in loose
+    said = ws.apply("*** Update File: a.py\n-one\n+1")
+    assert said.startswith("M a.py Note: the file had changed since it was read.\n@@ ")
+    assert "Note" not in ws.apply("*** Update File: a.py\n-1\n+one")
+    assert "was not read as it is now" in ws.refused("*** Add File: a.py\n+x")
+
+
+def test_a_patch_that_is_taken_back_leaves_what_was_read_as_it_was(ws: Patching) -> None:
+    ws.put({"a.py": "one\n"})
+    too_long = f"*** Add File: {TOO_LONG}\n+x"
+    assert "File name too long" in ws.refused("*** Update File: a.py\n-one\n+1", too_long)
+    assert "was not read" in ws.refused("*** Add File: a.py\n+x")
 
 
 # ---- asking, and all or nothing --------------------------------------------------------------------------

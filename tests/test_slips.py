@@ -7,7 +7,7 @@ model reads of it, the call under its real name and the result.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch
 from coder.tools.search import glob, grep
-from coder.toolset import Toolset, tool
+from coder.toolset import Tool, Toolset, tool
 from tests.harness import all_of, ask, serve
 from tests.workspace import tree
 
@@ -193,6 +193,59 @@ PARAMETERS = [
     ),
 ]
 
+HUNK = "@@ -1 +1 @@\n-a note\n+b"
+SECTION = f"*** Update File: notes.txt\n{HUNK}"
+DIFF = f"--- a/notes.txt\n+++ b/notes.txt\n{HUNK}"
+BOTH = f"{SECTION}\n*** Delete File: src/app.py\n*** Add File: b/n\n+x\n+y"
+GIT = f"""diff --git a/notes.txt b/notes.txt
+index 1..2 100644
+{DIFF}
+diff --git a/src/app.py b/src/app.py
+deleted file mode 100644
+--- a/src/app.py
++++ /dev/null
+@@ -1,2 +0,0 @@
+-line 1
+-line 2
+diff --git a/b/n b/b/n
+new file mode 100644
+--- /dev/null
++++ b/b/n
+@@ -0,0 +1,2 @@
++x
++y
+"""
+
+
+def whole(sections: str) -> str:
+    return f"*** Begin Patch\n{sections}\n*** End Patch"
+
+
+PATCHES = [
+    Slip(
+        "apply_patch", {"patch": given}, ("apply_patch", {"patch": whole(sections)}), "M notes.txt"
+    )
+    for given, sections in (
+        *(
+            (given, SECTION)
+            for given in (SECTION, f"*** Begin Patch\n{SECTION}", f"{SECTION}\n*** End Patch")
+        ),
+        *((given, SECTION) for given in (f"```diff\n{DIFF}\n```", f"```\n{whole(SECTION)}\n```")),
+        *(
+            (f"apply_patch <<{word}\n{whole(SECTION)}\nEOF", SECTION)
+            for word in ("'EOF'", "EOF", '"EOF"')
+        ),
+        *(
+            (given, SECTION)
+            for given in (DIFF, whole(DIFF), f"{DIFF}\n", DIFF.replace("\n", "\r\n"))
+        ),
+        (DIFF.replace("a/", "").replace("b/", ""), SECTION),
+        (DIFF.replace("notes.txt\n", "notes.txt\t2026-01-01\n"), SECTION),
+        (whole(f"*** Update File: notes.txt\n{DIFF}"), SECTION),
+        (GIT, BOTH),
+    )
+]
+
 JSON = [
     *(
         Slip("bash", text, LIST, "app.py")
@@ -220,7 +273,7 @@ def without_nothing(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-@pytest.mark.parametrize("slip", [*NAMES, *PARAMETERS, *JSON], ids=lambda slip: slip.id)
+@pytest.mark.parametrize("slip", [*NAMES, *PARAMETERS, *PATCHES, *JSON], ids=lambda slip: slip.id)
 def test_a_slip_is_asked_for_shown_and_stored_as_the_real_call(tmp_path: Path, slip: Slip) -> None:
     seen = play(tmp_path, slip.name, slip.given)
     assert (seen.name, without_nothing(seen.arguments)) == slip.becomes
@@ -255,6 +308,11 @@ REFUSED = [
     Refusal("edit", EDIT[1] | {"expected_replacements": 2}, "no parameter expected_replacements"),
     Refusal("write", {"path": "PWN", "content": ["a", "b"]}, "content has to be of type string"),
     Refusal("write", {"path": "PWN", "content": {"a": 1}}, "content has to be of type string"),
+    Refusal("apply_patch", {"patch": f"-a\n{SECTION}"}, "the first line of the patch has to be *** Begin Patch"),
+    Refusal("apply_patch", {"patch": DIFF.replace("b/notes", "b/other")}, "has to be *** Begin Patch"),
+    Refusal("apply_patch", {"patch": "rename from notes.txt\nrename to n"}, "has to be *** Begin Patch"),
+    Refusal("apply_patch", {"patch": "*** Add File: n.md\n+```\n+x\n```"}, "no place there: '```'"),
+    Refusal("apply_patch", {"patch": f"{DIFF}\n\\ No newline at end of file"}, "no place there: '\\\\ No newline"),
     Refusal("multi_edit", {}, f"there is no tool 'multi_edit'; {EDIT_HERE}"),
     Refusal("str_replace_based_edit_tool", {}, EDIT_HERE),
     Refusal("apply_diff", {}, EDIT_HERE),
@@ -281,6 +339,25 @@ def test_what_is_not_certain_is_refused_with_one_way(tmp_path: Path, refusal: Re
     seen = play(tmp_path, refusal.name, refusal.given)
     assert seen.is_error and refusal.says in seen.result, seen.result
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "src"]
+
+
+@pytest.mark.parametrize(
+    ("offered", "called"),
+    [
+        (replace(edit, twin=apply_patch), PATCHES[0].becomes),
+        (replace(apply_patch, twin=edit), EDIT),
+        (replace(apply_patch, twin=edit), ("str_replace", EDIT[1])),
+    ],
+)
+def test_of_two_tools_for_the_same_work_one_is_offered_and_both_run(
+    tmp_path: Path, offered: Tool, called: tuple[str, dict[str, Any]]
+) -> None:
+    tree(tmp_path, {"notes.txt": "a note\n"})
+    with serve(Reply(calls=[called]), Reply("done")) as server:
+        events, _ = ask(server, tools=Toolset([read, offered], cwd=tmp_path))
+        names = [each["function"]["name"] for each in server.requests[0]["tools"]]
+    assert names == ["read", offered.name] and (tmp_path / "notes.txt").read_text() == "b\n"
+    assert "notes.txt" in all_of(ToolStart, events)[0].title
 
 
 def test_a_remark_is_kept_if_it_is_a_parameter_of_the_tool() -> None:

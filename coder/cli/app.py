@@ -54,8 +54,9 @@ PARALLEL = optional("coder.agent.parallel")
 TOOLSET: type[Toolset] = PARALLEL.ParallelTools if PARALLEL else Toolset
 USER_TOOLS = optional("coder.agent.user_tools")
 READING = (bash, grep, glob, ls, *([USER_TOOLS.todo] if USER_TOOLS else []))
-TOOLS = (read, write, edit, *READING)
-PATCHING = (read, apply_patch, *READING)  # for the GPT-5 family, which is trained on it
+TOOLS = (read, write, replace(edit, twin=apply_patch), *READING)
+# For the GPT-5 family, which is trained on it
+PATCHING = (read, replace(apply_patch, twin=edit), *READING)
 NO_TASK = Rule("task", "*", "deny", "sub-agents call none")
 Show = Callable[[Event], None]
 

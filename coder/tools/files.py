@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import codecs
 import contextlib
+import hashlib
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from coder.tools import paths, slips, workspace
-from coder.tools.edit import Text, load, replace_text
+from coder.tools.edit import create_file, load_known, replace_text
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
@@ -56,26 +57,29 @@ def read(
     first = line if line and offset == 1 else offset
     wanted = min(max(1, limit), MAX_LINES)
     with paths.naming_near(ctx, path):
-        file = workspace.opened(target)
+        file = workspace.opened(target, name)
     with file:
-        info, head = os.fstat(file.fileno()), file.read(8192)
+        head = file.read(8192)
         if b"\0" in head or head.startswith(PDF):
-            raise ToolError(_say_binary(name, info.st_size, head))
-        start = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
+            raise ToolError(_say_binary(name, os.fstat(file.fileno()).st_size, head))
+        mark = codecs.BOM_UTF8 if head.startswith(codecs.BOM_UTF8) else b""
+        digest = hashlib.sha256(mark)
         if first < 0:
-            file.seek(start)
-            _, total = _page(file, NO_LINE, 1, ctx)
+            file.seek(len(mark))
+            _, total = _page(_pieces(file, ctx), NO_LINE, 1)
             first += total + 1
         first = max(1, first)
-        file.seek(start)
-        lines, total = _page(file, first, wanted, ctx)
-        ctx.seen[target] = workspace.stamp(info)
+        file.seek(len(mark))
+        lines, total = _page(_pieces(file, ctx, digest), first, wanted)
+        ctx.seen[target] = digest.digest()
     if not total:
         return ToolResult("(the file is empty)")
     if first > total:
         raise ToolError(f"offset {first} is past the end: the file has {total} lines")
     last = first + len(lines) - 1
     text = "\n".join(f"{number}\t{line}" for number, line in enumerate(lines, first))
+    for remark in workspace.name_instructions(ctx, target):
+        text += f"\n\n{remark}"
     if last < total:
         text += f"\n\n(lines {first}-{last} of {total}; use offset={last + 1} to go on)"
     return ToolResult(text, details={"lines": total})
@@ -89,25 +93,40 @@ def _say_binary(name: str, size: int, head: bytes) -> str:
     return f"{name} is a binary file of {size:,} bytes"
 
 
-def _page(file: IO[bytes], first: int, wanted: int, ctx: ToolContext) -> tuple[list[str], int]:
-    """(the lines from `first`, as many as are wanted and have room, the number of all lines)."""
-    found, passed, rest = list[bytes](), 0, b""
+def _pieces(file: IO[bytes], ctx: ToolContext, digest: Any = None) -> Iterator[bytes]:
+    """The rest of a file piece by piece; what is passed goes into the digest."""
     while piece := file.read(PIECE):
         ctx.abort.check()
+        if digest:
+            digest.update(piece)
+        yield piece
+
+
+def _page(pieces: Iterable[bytes], first: int, wanted: int) -> tuple[list[str], int]:
+    """(the lines from `first`, as many as are wanted and have room, the number of all lines)."""
+    found = list[bytes]()
+    passed = 0
+    rest = b""
+    for piece in pieces:
         count = piece.count(b"\n")
-        if count and (len(found) >= wanted or passed + count + 1 < first):
-            rest = piece[piece.rfind(b"\n") + 1 :]  # its lines are only counted
-        else:
+        is_wanted = len(found) < wanted and passed + count + 1 >= first
+        if is_wanted or not count:
             *whole, rest = (rest + piece).split(b"\n")
             found += [line[:MAX_BYTES] for line in whole[max(0, first - passed - 1) :][:wanted]]
-        passed, rest = passed + count, rest[:MAX_BYTES]
+        else:  # its lines are only counted
+            rest = piece[piece.rfind(b"\n") + 1 :]
+        passed += count
+        rest = rest[:MAX_BYTES]
     if rest:
         passed += 1
-        found += [rest] if passed >= first else []
-    lines, room = list[str](), MAX_READ
+        if passed >= first:
+            found.append(rest)
+    lines = list[str]()
+    room = MAX_READ
     for line in found[:wanted]:
         text = line.rstrip(b"\r").decode("utf-8", "replace")
-        text = text if len(text) <= MAX_LINE else text[:MAX_LINE] + " … (line cut)"
+        if len(text) > MAX_LINE:
+            text = f"{text[:MAX_LINE]} … (line cut)"
         if lines and len(text) > room:
             break
         lines.append(text)
@@ -124,21 +143,22 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     content: the whole new content
     """
     target = workspace.to_write(ctx, path)
-    known, old, new = workspace.state_of(target), Text(""), content
-    if known:
-        old = load(ctx, target)
-        if target not in ctx.seen:
-            way = "Read it first, or change it with edit."
-            raise ToolError(f"{path} exists and was not read in this session. {way}")
-        if PLACEHOLDER.search(content) and not PLACEHOLDER.search(old.text):
-            whole = "write takes the whole file; to change a part use edit"
-            raise ToolError(f"the content leaves lines out ('... unchanged ...'): {whole}")
-        new = content.replace("\r\n", "\n").replace("\n", old.newline)
-    name, count = workspace.shown(ctx, target), len(content.splitlines())
-    done = f"Created {name} ({count} lines)."
-    if known:
-        done = f"Overwrote {name} ({count} lines, was {len(old.text.splitlines())})."
-    return (yield from replace_text(ctx, target, known, old, new, done))
+    name = workspace.shown(ctx, target)
+    known = workspace.state_of(target)
+    if not known:
+        meant, _ = paths.meant(ctx, path)
+        if meant != path:
+            raise ToolError(f"there is no file {path}; did you mean {meant}?")
+        return (yield from create_file(ctx, target, content))
+    old = load_known(ctx, target)
+    if PLACEHOLDER.search(content) and not PLACEHOLDER.search(old.text):
+        whole = "write takes the whole file; to change a part use edit"
+        raise ToolError(f"the content leaves lines out ('... unchanged ...'): {whole}")
+    new = content.replace("\r\n", "\n").replace("\n", old.newline)
+    changes, notes = yield from replace_text(ctx, target, known, old, new)
+    before = len(old.text.splitlines())
+    done = f"Overwrote {name}: {len(content.splitlines())} lines, was {before}.{notes}"
+    return ToolResult(done, details={"diff": changes, "path": str(target)})
 
 
 @tool(concurrent=True, permission="read", default="allow", slips=slips.LS)

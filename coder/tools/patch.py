@@ -7,27 +7,39 @@ before it: all or nothing. What the patch does not name stays byte for byte.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from coder.tools import slips, workspace
-from coder.tools.edit import MAX_LISTED, Place, Text, advice, diff, load
+from coder.tools import paths, slips, workspace
+from coder.tools.edit import (
+    MAX_LISTED,
+    Place,
+    Text,
+    diff,
+    load,
+    load_known,
+    not_found,
+    shortened,
+)
 from coder.tools.indentation import lines_without
 from coder.toolset import ToolContext, tool
 from coder.types import DeniedError, ToolError, ToolResult
 
 HEADER = re.compile(r"^\*\*\* (Add|Update|Delete) File: *(\S.*?)[ \t]*$", re.M)
 MOVE = re.compile(r"\*\*\* Move to: *(\S.*?)\s*")
-ANCHOR = re.compile(r"@@(?: ?-[\d,]+ \+[\d,]+ @@)? ?(.*?)\s*")  # git's line numbers: never right
+# Models mostly guess git's line numbers
+ANCHOR = re.compile(r"@@(?: ?-(?P<line>\d{1,9})[\d,]* \+[\d,]+ @@)? ?(?P<text>.*?)\s*")
 FORMAT = (
     "A section begins with *** Add File:, *** Update File: or *** Delete File: and a path. In a new "
     "file each line begins with +, in a hunk with a space (stays), - (goes) or + (new)."
 )
+MARKS = "a line that stays begins with a space, one that goes with -, a new one with +."
 
 
 def files_named(arguments: dict[str, Any]) -> str:
@@ -51,28 +63,25 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
 
     patch: the whole patch; paths are relative to the workspace
     """
-    changes, known = list[Change](), dict[Path, Any]()  # the state of each place it touches
-    for kind, path, body in sections_of(patch):
+    changes = list[Change]()
+    known = dict[Path, Any]()  # the state of each place that it touches
+    for kind, path, text in sections_of(patch):
         try:
-            move, hunks = hunks_of(kind, body)
-            place = workspace.to_write(ctx, path, follow=kind == "Update" and not move)
-            yield from workspace.ask_to_show(ctx, place)
-            to = workspace.to_write(ctx, move, follow=False) if move else place
-            changes.append(_plan(ctx, kind, place, to, hunks, known))
+            change = yield from _plan(ctx, read_section(kind, path, text), known)
         except DeniedError:
             raise
         except (ToolError, OSError, UnicodeError) as error:
             way = "No file was changed. Send the whole patch again, corrected."
             raise ToolError(f"{kind} File {path}: {error}\n{way}") from None
-    whole = "\n".join(change.diff for change in changes)
+        changes.append(change)
+    whole = "\n".join(change.whole for change in changes)
     yield from ctx.ask("edit", [workspace.shown(ctx, place) for place in known], whole)
     for place, state in known.items():  # they may have changed while permission was asked
         workspace.refuse_changed(ctx, place, state)
     ctx.abort.check()
     _write_all(ctx, changes)
-    summary = "\n".join(f"{change.title}{change.note}" for change in changes)
     details = {"diff": whole, "paths": [str(place) for place in known]}
-    return ToolResult(f"{summary}\n{whole}", details=details)
+    return ToolResult("\n".join(change.summary for change in changes), details=details)
 
 
 # ---- the format -----------------------------------------------------------------------------
@@ -80,15 +89,26 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
 
 @dataclass
 class Hunk:
-    """`body` holds lines with their mark: space, - or +."""
+    """`body` holds lines with their mark: space, - or +. `line`: the number that git's header has, or 0."""
 
+    line: int = 0
     anchors: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
     at_end: bool = False
 
 
-def sections_of(patch: str) -> Iterator[tuple[str, str, str]]:
-    """(Add, Update or Delete; the path; the lines below) of each section. Raises ToolError where there is none."""
+@dataclass
+class Section:
+    """What a patch says of one file: Add, Update or Delete. The lines of a new file are one hunk."""
+
+    kind: str
+    path: str
+    move: str = ""  # where the file is moved to
+    hunks: list[Hunk] = field(default_factory=list)
+
+
+def sections_of(patch: str) -> list[tuple[str, str, str]]:
+    """(Add, Update or Delete; the path; the lines below) of each section. Raises ToolError if there is none."""
     text = patch.strip().replace("\r\n", "\n")
     found = re.fullmatch(r"\*\*\* Begin Patch *\n(.*?)\n?\*\*\* End Patch", text, re.S)
     if not found:
@@ -97,35 +117,49 @@ def sections_of(patch: str) -> Iterator[tuple[str, str, str]]:
     before, *parts = HEADER.split(found[1])
     if before.strip() or not parts:
         raise ToolError(f"this is no section of a patch: {before.strip()[:200]!r}. {FORMAT}")
-    return zip(parts[::3], parts[1::3], parts[2::3])
+    return list(zip(parts[::3], parts[1::3], parts[2::3]))
 
 
-def hunks_of(kind: str, text: str) -> tuple[str, list[Hunk]]:
-    """(where the file is moved to, its hunks); the lines of a new file are one. Raises ToolError with a wrong line."""
-    first, *lines = text.strip("\n").split("\n")
-    move = MOVE.fullmatch(first) if kind == "Update" else None
-    hunks, marks = list[Hunk](), {"Add": ("+", ""), "Delete": (), "Update": (" ", "-", "+", "")}
-    for line in lines if move else [first, *lines]:
-        anchor = ANCHOR.fullmatch(line) if kind == "Update" else None
-        if anchor and (not hunks or hunks[-1].body):
-            hunks.append(Hunk())
-        if anchor:
-            hunks[-1].anchors += [anchor[1]] if anchor[1] else []
-        elif hunks and line.rstrip() == "*** End of File":
-            hunks[-1].at_end = True
-        elif line and not hunks and line[0] in marks[kind]:
-            hunks.append(Hunk(body=[line]))
-        elif hunks and line[:1] in marks[kind]:
-            hunks[-1].body.append(line)
-        elif line:
-            raise ToolError(f"this line of the patch has no place there: {line[:200]!r}. {FORMAT}")
-    for hunk in hunks:  # empty lines at the end only set it apart
-        filled = max((at for at, line in enumerate(hunk.body, 1) if line), default=0)
-        hunk.body = [line or " " for line in hunk.body[:filled]]
-    is_whole = all(hunk.body for hunk in hunks) and (hunks or move)
+def read_section(kind: str, path: str, text: str) -> Section:
+    """The hunks of a section. Raises ToolError for a line that has no place in it."""
+    section = Section(kind, path)
+    lines = text.strip("\n").split("\n")
+    move = MOVE.fullmatch(lines[0])
+    if move and kind == "Update":
+        section.move = move[1]
+        lines.pop(0)
+    marks = {"Add": "+", "Delete": "", "Update": " -+"}[kind]
+    for line in lines:
+        _read_line(section, line, marks)
+    for hunk in section.hunks:  # empty lines at the end only set it apart
+        while hunk.body and not hunk.body[-1]:
+            hunk.body.pop()
+        hunk.body = [line or " " for line in hunk.body]
+    is_whole = all(hunk.body for hunk in section.hunks) and (section.hunks or move)
     if kind == "Update" and not is_whole:
         raise ToolError("it has no hunk, or one without lines")
-    return move[1] if move else "", hunks
+    return section
+
+
+def _read_line(section: Section, line: str, marks: str) -> None:
+    hunks = section.hunks
+    anchor = ANCHOR.fullmatch(line) if section.kind == "Update" else None
+    if anchor:
+        if not hunks or hunks[-1].body:
+            hunks.append(Hunk())
+        hunks[-1].line = int(anchor["line"] or 0)
+        if anchor["text"]:
+            hunks[-1].anchors.append(anchor["text"])
+    elif hunks and line.rstrip() == "*** End of File":
+        hunks[-1].at_end = True
+    elif hunks and not line:  # an empty line without its mark
+        hunks[-1].body.append(line)
+    elif line and line[0] in marks:
+        if not hunks:
+            hunks.append(Hunk())
+        hunks[-1].body.append(line)
+    elif line:
+        raise ToolError(f"this line of the patch has no place there: {line[:200]!r}; {MARKS}")
 
 
 # ---- where a hunk goes ----------------------------------------------------------------------
@@ -133,7 +167,8 @@ def hunks_of(kind: str, text: str) -> tuple[str, list[Hunk]]:
 
 def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
     """The file's text with the hunks in it. Raises ToolError for one without a certain place."""
-    places, done = list[Place](), 0
+    places = list[Place]()
+    done = 0
     for number, hunk in enumerate(hunks, 1):
         try:
             at = _locate(file, hunk, done, name, number == len(hunks))
@@ -146,29 +181,56 @@ def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
 
 def _locate(file: Text, hunk: Hunk, start: int, name: str, is_last: bool) -> int:
     """The first line of the one place that fits, or of the first one after the anchors."""
+    old = lines_without("+", hunk.body)
+    if hunk.line:
+        place = _place_by_number(file, hunk, old, start)
+        if place is not None:
+            return place
     for anchor in hunk.anchors:
-        start = _find(file, [anchor], [], start, name)[0] + 1
-    old, new = lines_without("+", hunk.body), lines_without("-", hunk.body)
+        start = _find(file, [f" {anchor}"], start, name)[0] + 1
     if not old and is_last and not hunk.anchors:
         return len(file.lines)
-    # Models repeat the anchor as the first line of the hunk: its own line is looked at too.
-    first = start - 1 if hunk.anchors and old else start
-    first = max(first, len(file.lines) - len(old)) if hunk.at_end else first
-    has_new = any(line[0] == "+" for line in hunk.body)
-    found = _find(file, old, new if has_new else [], first, name)
-    if len(found) > 1 and (not hunk.anchors or found[0] < start):
-        fits = ", ".join(f"{at + 1}" for at in found[:MAX_LISTED])
+    first = start
+    if hunk.anchors and old:  # models repeat the anchor as the first line of the hunk
+        first = start - 1
+    if hunk.at_end:
+        first = max(first, len(file.lines) - len(old))
+    found = _find(file, hunk.body, first, name)
+    is_anchored = hunk.anchors and not hunk.line and found[0] >= start
+    if len(found) > 1 and not is_anchored:
+        places = ", ".join(f"{at + 1}" for at in found[:MAX_LISTED])
         way = "Give more lines that stay around the change, or an anchor (@@ LINE) above it."
-        raise ToolError(f"it fits at lines {fits}. {way}")
+        raise ToolError(f"it fits at lines {places}. {way}")
     return found[0]
 
 
-def _find(file: Text, old: list[str], new: list[str], start: int, name: str) -> list[int]:
-    """Where the old lines are, from `start`. Raises ToolError with advice where they are not."""
-    if found := file.find(old, start):
+def _place_by_number(file: Text, hunk: Hunk, old: list[str], start: int) -> int | None:
+    """The place of a hunk with git's header, if it is the only one, or the one that the header names.
+
+    git names the function that a hunk is in, which may begin above the hunk before.
+    """
+    if not old and file.lines:
+        raise ToolError("it has new lines only. Give 3 lines that stay before or after them.")
+    fits = file.find(old, start)
+    place = fits[0] if len(fits) == 1 else hunk.line - 1
+    above = [file.find([anchor])[:1] for anchor in hunk.anchors]
+    is_below = all(first and first[0] <= place for first in above)
+    return place if place in fits and is_below else None
+
+
+def _find(file: Text, body: list[str], start: int, name: str) -> list[int]:
+    """Where the old ones of marked lines are, from `start`. Raises ToolError with advice if they are not there."""
+    old = lines_without("+", body)
+    found = file.find(old, start)
+    if found:
         return found
-    where = f"{name} behind line {start}, where it has to be" if start else name
-    raise ToolError(advice(file.lines, old, new, where))
+    has_new = any(line[0] == "+" for line in body)
+    new = lines_without("-", body) if has_new else []
+    where = f"{name} after line {start}, where it has to be" if start else name
+    raise not_found(file, old, new, where)
+
+
+# ---- what is done to the files --------------------------------------------------------------
 
 
 @dataclass
@@ -176,58 +238,127 @@ class Change:
     """What a section does: `data` takes the place of `old`, and what is `gone` goes."""
 
     title: str
-    diff: str
     place: Path
+    moved: str = ""  # git's words for a new name
+    diff: str = ""  # "" if no line changes
     data: bytes | None = None
     old: bytes | None = None
     gone: Path | None = None
-    note: str = ""
+    had_changed: bool = False  # the file is not as the session had read it
+    notes: str = ""
+
+    @property
+    def whole(self) -> str:
+        """All that changes, for the user."""
+        return "\n".join(filter(None, [self.moved, self.diff])) or self.title
+
+    @property
+    def summary(self) -> str:
+        """What was done, for the model."""
+        return f"{self.title}{self.notes}\n{shortened(self.diff)}".rstrip("\n")
 
 
 def _plan(
-    ctx: ToolContext, kind: str, place: Path, to: Path, hunks: list[Hunk], known: dict[Path, Any]
-) -> Change:
+    ctx: ToolContext, section: Section, known: dict[Path, Any]
+) -> Generator[Any, None, Change]:
     """Plan a section. Raises ToolError, OSError, UnicodeError."""
-    name, state = workspace.shown(ctx, place), workspace.state_of(place)
+    path = section.path
+    if section.kind != "Add":
+        path = paths.without_prefix(ctx, path)
+    is_followed = section.kind == "Update" and not section.move
+    place = to = workspace.to_write(ctx, path, follow=is_followed)
+    yield from workspace.ask_to_show(ctx, place)
+    if section.move:
+        to = workspace.to_write(ctx, section.move, follow=False)
+    state = workspace.state_of(place)
     if known.keys() & {place, to}:
         raise ToolError("it is in the patch twice. Put all that changes in it into one section.")
     if to != place and workspace.state_of(to):
         raise ToolError(f"{workspace.shown(ctx, to)} exists already. Take another name.")
-    known |= {place: state, to: state if to == place else None}
-    if kind == "Delete":
-        if not place.is_symlink():
-            with workspace.opened(place):
-                workspace.refuse_changed(ctx, place, ctx.seen.get(place, state))
-        return Change(f"D {name}", f"D {name}", place, gone=place)
-    file = load(ctx, place) if state or kind == "Update" else Text("")
-    if kind == "Update":
-        text = apply_hunks(file, hunks, name)
-    else:
-        text = "".join(line[1:] + file.newline for hunk in hunks for line in hunk.body)
-    data, changed = file.encoded(text), diff(file.text, text, name)
+    known[place] = state
+    if to != place:
+        known[to] = None
+    with paths.naming_near(ctx, path):
+        if section.kind == "Delete":
+            return _plan_removal(ctx, place)
+        if section.kind == "Add":
+            return _plan_file(ctx, place, section, is_there=state is not None)
+        return _plan_update(ctx, place, to, section)
+
+
+def _plan_removal(ctx: ToolContext, place: Path) -> Change:
+    name = workspace.shown(ctx, place)
+    if not place.is_symlink():
+        with workspace.opened(place, name) as file:
+            digest = ctx.seen.get(place)
+            if digest and digest != hashlib.file_digest(file, "sha256").digest():
+                raise workspace.changed_error(name)
+    return Change(f"D {name}", place, gone=place)
+
+
+def _plan_file(ctx: ToolContext, place: Path, section: Section, is_there: bool) -> Change:
+    """A new file, or one that the model has read and writes anew."""
+    name = workspace.shown(ctx, place)
+    file = load_known(ctx, place) if is_there else Text("")
+    text = "".join(line[1:] + file.newline for hunk in section.hunks for line in hunk.body)
+    if is_there and text == file.text:
+        raise ToolError("its old and new lines are the same: nothing to do")
+    return Change(
+        title=f"{'M' if is_there else 'A'} {name}",
+        place=place,
+        diff=diff(file.text, text, name),
+        data=file.encoded(text),
+        old=file.encoded(file.text) if is_there else None,
+    )
+
+
+def _plan_update(ctx: ToolContext, place: Path, to: Path, section: Section) -> Change:
+    name = workspace.shown(ctx, place)
+    file = load(ctx, place)
+    text = apply_hunks(file, section.hunks, name)
+    changes = diff(file.text, text, name)
+    data = file.encoded(text)
     if to != place:
         new = workspace.shown(ctx, to)
-        whole = f"rename from {name}\nrename to {new}\n{changed}".rstrip("\n")
-        return Change(f"R {name} -> {new}", whole, to, data, gone=place)
-    if state and text == file.text:
+        return Change(
+            title=f"R {name} -> {new}",
+            place=to,
+            moved=f"rename from {name}\nrename to {new}",
+            diff=changes,
+            data=data,
+            gone=place,
+            had_changed=file.has_changed,
+        )
+    if text == file.text:
         raise ToolError("its old and new lines are the same: nothing to do")
-    title = f"{'M' if state else 'A'} {name}"
-    return Change(title, changed or title, place, data, file.encoded(file.text) if state else None)
+    return Change(
+        title=f"M {name}",
+        place=place,
+        diff=changes,
+        data=data,
+        old=file.encoded(file.text),
+        had_changed=file.has_changed,
+    )
 
 
 def _write_all(ctx: ToolContext, changes: list[Change]) -> None:
     """Do all changes, or take back what was done. A file that goes first only loses its name."""
-    aside, problems = list[Path](), list[str]()
+    aside = list[Path]()
+    problems = list[str]()
+    seen = dict(ctx.seen)
     try:
         with contextlib.ExitStack() as undo:
             later: Any = partial(undo.callback, _attempt, problems)
             for change in changes:
-                place, gone = change.place, change.gone
+                place = change.place
+                gone = change.gone
                 if change.data is not None:
                     for folder in reversed([each for each in place.parents if not each.exists()]):
                         later(workspace.remove, folder, os.rmdir)
                     like = os.lstat(gone) if gone else None
-                    change.note = workspace.save(ctx, place, change.data, like)
+                    change.notes = workspace.save(
+                        ctx, place, change.data, like, had_changed=change.had_changed
+                    )
                     if change.old is None:
                         later(workspace.remove, place)
                     else:
@@ -238,6 +369,8 @@ def _write_all(ctx: ToolContext, changes: list[Change]) -> None:
                     later(_rename, aside[-1], gone.name)
             undo.pop_all()
     except (OSError, ToolError) as error:
+        ctx.seen.clear()
+        ctx.seen.update(seen)
         end = "All files are as they were before."
         end = f"Not all could be put back: {'; '.join(problems)}" if problems else end
         raise ToolError(f"{error}\nThe patch was not applied. {end}") from None

@@ -1,6 +1,6 @@
 """Paths as models write them: what was meant where that is certain, names that are near where it is not.
 
-A path is mended only to read, and only if nothing is there by its own name: `file://`, quotes, the line behind a
+A path is mended only to read, and only if nothing is there by its own name: `file://`, quotes, the line after a
 name (`app.py:12`), the a/ of a diff. For everything else the error names what is there.
 """
 
@@ -57,12 +57,18 @@ def _without_marks(path: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def naming_near(ctx: ToolContext, path: str, what: str = "file") -> Iterator[None]:
-    """The error for a missing file names it as the model did, and what is there instead."""
+def naming_near(ctx: ToolContext, path: str, what: str = "file", way: str = "") -> Iterator[None]:
+    """The error for a missing file names it as the model did, and what is there instead, else a `way` on."""
     try:
         yield
     except workspace.MissingFileError:
-        raise ToolError(f"there is no {what} {path}{did_you_mean(ctx, path)}") from None
+        raise ToolError(f"there is no {what} {path}{did_you_mean(ctx, path) or way}") from None
+
+
+def without_prefix(ctx: ToolContext, path: str) -> str:
+    """The path without the a/ or b/ of a diff, if only that is there."""
+    rest = path[2:] if path.startswith(("a/", "b/")) else ""
+    return rest if _is_there(ctx, rest) and not _is_there(ctx, path) else path
 
 
 def did_you_mean(ctx: ToolContext, path: str) -> str:
@@ -74,31 +80,37 @@ def did_you_mean(ctx: ToolContext, path: str) -> str:
 
 
 def _near(ctx: ToolContext, path: str) -> Iterator[str]:
-    """Files of the workspace: the longest tail of the path that is there, its name elsewhere, a similar name."""
-    parts = [
-        part for part in re.split(r"[\\/]", path.strip().strip("\"'`")) if part not in ("", ".")
-    ]
+    """What is in the workspace: the longest tail of the path, its name elsewhere, a similar name."""
+    pieces = re.split(r"[\\/]", path.strip().strip("\"'`"))
+    parts = [part for part in pieces if part not in ("", ".")]
+    tail = _tail_there(ctx, parts)
+    if tail:
+        yield tail
+    wanted = parts[-1].lower() if parts else ""
+    by_name = dict[str, list[str]]()
+    for file in _files(ctx):
+        by_name.setdefault(os.path.basename(file).lower(), []).append(file)
+    for name in (wanted, *difflib.get_close_matches(wanted, by_name, MAX_NAMED, NEAR)):
+        for file in by_name.get(name, ()):
+            yield workspace.escaped(file)
+
+
+def _tail_there(ctx: ToolContext, parts: list[str]) -> str:
+    """The longest part at the end of a path that leads to something in the workspace; "" if none does."""
     for start in range(1, len(parts)):
         tail = "/".join(parts[start:])
         if ".." not in parts[start:] and os.path.lexists(ctx.cwd / tail):
-            yield tail
-            break
-    wanted = parts[-1].lower() if parts else ""
-    files = list(_files(ctx))
-    names = {os.path.basename(file).lower() for file in files}
-    for name in (wanted, *difflib.get_close_matches(wanted, names, MAX_NAMED, NEAR)):
-        for file in files:
-            if os.path.basename(file).lower() == name:
-                yield workspace.escaped(file)
+            return tail
+    return ""
 
 
 def _files(ctx: ToolContext) -> Iterator[str]:
-    """The files of the workspace, as many as a moment shows, the nearest first."""
+    """The files and folders of the workspace, as many as a moment shows, the nearest first."""
     until = time.monotonic() + LOOK_SECONDS
     found = 0
     for folder, folders, files in os.walk(ctx.cwd):
         folders[:] = sorted({*folders} - workspace.TOOL_FOLDERS)
-        for name in sorted(files):
+        for name in sorted([*files, *folders]):
             yield os.path.relpath(os.path.join(folder, name), ctx.cwd)
         found += len(files)
         if found > MAX_LOOKED_AT or time.monotonic() > until:

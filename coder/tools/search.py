@@ -246,7 +246,7 @@ class Search:
         self.is_only_not_utf8 = False  # what the notes are about
         self.stdin: IO[bytes] | int = subprocess.DEVNULL
         if self.is_file:
-            self.stdin = stack.enter_context(workspace.opened(target))
+            self.stdin = stack.enter_context(workspace.opened(target, workspace.shown(ctx, target)))
         place = target if self.is_file else target / "any"
         try:
             cwd = Path(f"/proc/self/fd/{stack.enter_context(workspace.folder_of(place))}")

@@ -138,12 +138,62 @@ def _convert_edit(arguments: Arguments) -> Arguments:
     return rest if edits is None else rest | {"edits": edits}
 
 
+# A command line of codex
+HEREDOC = re.compile(
+    r"(?:apply_?patch\s*)?<<-?\s*['\"]?(?P<end>\w+)['\"]?\n(?P<patch>.*?)\n(?P=end)",
+    re.DOTALL | re.IGNORECASE,
+)
+SECTION = re.compile(r"\*\*\* (?:Add|Update|Delete) File: *\S")
+REPEATED = re.compile(r"^(\*\*\* \w+ File: .*)\n(?=\1$)", re.MULTILINE)
+# A file in a unified diff, up to the next one
+FILE_OF_DIFF = re.compile(
+    r"^(?:(?:diff --git|index|new file mode|deleted file mode) .*\n)*"
+    r"--- (?P<old>[^\t\n]+).*\n"
+    r"\+\+\+ (?P<new>[^\t\n]+).*"
+    r"(?P<hunks>\n@@ -.*(?:\n(?!--- .*\n\+\+\+ |diff --git |\*\*\* ).*)*)",
+    re.MULTILINE,
+)
+NO_FILE = "/dev/null"
+
+
 def _convert_patch(arguments: Arguments) -> Arguments:
     """codex's own tool takes a command: ["apply_patch", "*** Begin Patch..."]."""
-    patch = arguments.get("patch")
-    if _is_text_list(patch) and patch[0] == "apply_patch" and len(patch) == 2:
-        return {"patch": patch[1]}
+    match arguments.get("patch"):
+        case ["apply_patch", str(patch)] | str(patch):
+            return arguments | {"patch": _whole_patch(patch)}
     return arguments
+
+
+def _whole_patch(given: str) -> str:
+    """A patch in its own lines, also of a unified diff or in another envelope; anything else as it is."""
+    text = given.strip().replace("\r\n", "\n")
+    fenced = FENCE.fullmatch(text)
+    if fenced:
+        text = fenced[1].strip()
+    command = HEREDOC.fullmatch(text)
+    if command:
+        text = command["patch"].strip()
+    text = text.removeprefix("*** Begin Patch").removesuffix("*** End Patch").strip()
+    text = FILE_OF_DIFF.sub(_section_of_diff, text)
+    text = REPEATED.sub("", text)
+    return f"*** Begin Patch\n{text}\n*** End Patch" if SECTION.match(text) else given
+
+
+def _section_of_diff(found: re.Match[str]) -> str:
+    """The section for a file of a unified diff; what is none, such as a rename, as it is."""
+    old = found["old"].strip()
+    new = found["new"].strip()
+    path = old.removeprefix("a/")
+    if old == NO_FILE:
+        added = [line for line in found["hunks"].split("\n") if not line.startswith("@@ ")]
+        return f"*** Add File: {new.removeprefix('b/')}" + "\n".join(added)
+    if new == NO_FILE:
+        return f"*** Delete File: {path}"
+    if old == new:
+        return f"*** Update File: {old}{found['hunks']}"
+    if path == new.removeprefix("b/"):
+        return f"*** Update File: {path}{found['hunks']}"
+    return found[0]
 
 
 WRITE = Slips(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -18,8 +19,9 @@ import stat
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from coder.tools.secrets import holds_secrets
 from coder.types import ToolError
@@ -30,6 +32,7 @@ if TYPE_CHECKING:  # what lists conversations needs no tools
 # What tools have installed or made, and none of the project's own files
 TOOL_FOLDERS = {".git", ".hg", "node_modules", "__pycache__", "venv", ".venv", ".tox"}
 TOOL_FOLDERS |= {".mypy_cache", ".cache"}
+INSTRUCTIONS = "AGENTS.md"
 KERNEL = re.compile("/(?:proc|sys|dev(?!/shm/))/")  # what is there may look regular and is not
 
 
@@ -148,20 +151,22 @@ def folder_of(place: Path, make: bool = False) -> Iterator[int]:
         os.close(fd)
 
 
-def opened(target: Path) -> IO[bytes]:
-    """A regular file at a path without links, to read from. Raises ToolError."""
+def opened(target: Path, name: str) -> BufferedReader:
+    """A regular file at a path without links, to read from. Raises ToolError, which has its name."""
     try:
         with folder_of(target) as folder:
             fd = os.open(target.name or ".", FILE, dir_fd=folder)
     except FileNotFoundError:
-        raise MissingFileError(f"there is no file {target}") from None
+        raise MissingFileError(f"there is no file {name}") from None
     except OSError as error:
-        raise ToolError(f"{target} cannot be opened: {error.strerror}") from None
-    if not stat.S_ISREG(mode := os.fstat(fd).st_mode):
-        os.close(fd)
-        what = "a folder: name a file in it" if stat.S_ISDIR(mode) else "not a regular file"
-        raise ToolError(f"{target} is {what}")
-    return open(fd, "rb")
+        raise ToolError(f"{name} cannot be opened: {error.strerror}") from None
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return open(fd, "rb")
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise ToolError(f"{name} is a folder: name a file in it")
+    raise ToolError(f"{name} is not a regular file")
 
 
 def temporary_name() -> str:
@@ -171,8 +176,8 @@ def temporary_name() -> str:
 
 def put_file(
     target: Path, data: bytes, mode: int | None, owner: tuple[int, int] = (-1, -1), *, sync: bool
-) -> tuple[int, ...]:
-    """Put a file, or the link that `mode` stands for, in its place at once. Returns its stamp.
+) -> None:
+    """Put a file, or the link that `mode` stands for, in its place at once.
 
     Makes missing folders. `sync`: a power cut loses nothing, which takes 5 ms. Raises OSError; the
     place is then as it was.
@@ -193,13 +198,11 @@ def put_file(
                         os.fchmod(file.fileno(), stat.S_IMODE(mode))
                     if sync:
                         os.fsync(file.fileno())
-            state = stamp(os.stat(name, dir_fd=folder, follow_symlinks=False))
             os.replace(name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=folder)
             raise
-    return state
 
 
 def fill_file(target: Path, data: bytes, mode: int, inode: int) -> bool:
@@ -237,40 +240,85 @@ def remove(place: Path, how: Callable[..., None] = os.unlink) -> None:
         how(place.name, dir_fd=folder)
 
 
-def save(ctx: ToolContext, target: Path, data: bytes, like: os.stat_result | None = None) -> str:
-    """Put `data` in the place of a file and remember its state. Returns a note, or "".
+def save(
+    ctx: ToolContext,
+    target: Path,
+    data: bytes,
+    like: os.stat_result | None = None,
+    *,
+    had_changed: bool = False,
+) -> str:
+    """Put `data` in the place of a file. Returns notes for the model, or "".
 
-    The file gets owner and mode of the one that it replaces, or of `like`. Raises ToolError.
+    It is remembered, unless the model does not know the rest of the file. The file gets owner and mode of the one
+    that it replaces, or of `like`. `had_changed`: what was there is not what the session had read. Raises ToolError.
     """
+    mode = None
+    owner = (-1, -1)
     try:
-        old = os.lstat(target) if os.path.lexists(target) else None
+        old = info_of(target)
         like = like or old
-        # Without its type: a link may have taken the place, and the file takes that of the link
-        mode = stat.S_IMODE(like.st_mode) if like else None
-        owner = (like.st_uid, like.st_gid) if like else (-1, -1)
-        ctx.seen[target] = put_file(target, data, mode, owner, sync=True)
+        if like:
+            # Without its type: a link may have taken the place, and the file takes that of the link
+            mode = stat.S_IMODE(like.st_mode)
+            owner = (like.st_uid, like.st_gid)
+        put_file(target, data, mode, owner, sync=True)
     except OSError as error:
         problem = f"could not be written, and is as it was: {error.strerror}"
-        raise ToolError(f"{target} {problem}") from None
-    note = " Note: the file had {} hard links; the others keep the old content."
-    return note.format(old.st_nlink) if old and old.st_nlink > 1 else ""
+        raise ToolError(f"{shown(ctx, target)} {problem}") from None
+    notes = [""]
+    if old and old.st_nlink > 1:
+        links = f"the file had {old.st_nlink} hard links"
+        notes.append(f"Note: {links}; the others keep the old content.")
+    if had_changed:
+        notes.append("Note: the file had changed since it was read.")
+        ctx.seen.pop(target, None)
+    elif not old or ctx.seen.get(target):
+        ctx.seen[target] = digest_of(data)
+    return " ".join(notes + name_instructions(ctx, target))
 
 
-def stamp(info: os.stat_result) -> tuple[int, ...]:
-    """What changes with the content of a file."""
-    return info.st_ino, info.st_size, info.st_mtime_ns
+def digest_of(data: bytes) -> bytes:
+    """What a session remembers of a file that it has read or written."""
+    return hashlib.sha256(data).digest()
+
+
+def name_instructions(ctx: ToolContext, target: Path) -> list[str]:
+    """A remark on each folder of the file, below the workspace, with instructions that the model does not know.
+
+    Each is named once.
+    """
+    remarks = list[str]()
+    folders = target.relative_to(ctx.cwd).parents if target.is_relative_to(ctx.cwd) else ()
+    for folder in reversed(folders[:-1]):  # those of the workspace itself are in the prompt
+        if folder.name in TOOL_FOLDERS:
+            break
+        file = ctx.cwd / folder / INSTRUCTIONS
+        if file not in ctx.seen and file.is_file():
+            ctx.seen[file] = None
+            name = folder / INSTRUCTIONS
+            remarks.append(f"({name} has instructions for this folder: read it)")
+    return remarks
 
 
 def state_of(place: Path) -> tuple[int, ...] | None:
-    """The stamp of a file, or of a link itself; None where there is nothing."""
-    return stamp(os.lstat(place)) if os.path.lexists(place) else None
+    """What changes with the content of a file, or of a link itself; None where there is nothing."""
+    info = info_of(place)
+    return (info.st_ino, info.st_size, info.st_mtime_ns) if info else None
+
+
+def info_of(place: Path) -> os.stat_result | None:
+    return os.lstat(place) if os.path.lexists(place) else None
 
 
 def refuse_changed(ctx: ToolContext, place: Path, known: tuple[int, ...] | None) -> None:
-    """Raises ToolError where a file is not in the state that the model, or the question, knows."""
+    """Raises ToolError if a file is not in the state for which permission was asked any more."""
     if state_of(place) != known:
-        name = shown(ctx, place)
-        raise ToolError(f"{name} changed on disk since it was read. Read it again first.")
+        raise changed_error(shown(ctx, place))
+
+
+def changed_error(name: str) -> ToolError:
+    return ToolError(f"{name} changed on disk since it was read. Read it again first.")
 
 
 # ---- the repository -------------------------------------------------------------------------

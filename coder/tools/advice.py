@@ -1,0 +1,113 @@
+"""Why a text that edit or apply_patch was given is not in a file: the likely cause, and the nearest lines."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coder.tools.edit import Text
+
+MAX_NEAREST = 40  # lines that an error shows
+
+
+@dataclass(frozen=True)
+class Slip:
+    """What models write that is not in the file: a pattern, what is meant by it, and how to say so."""
+
+    pattern: re.Pattern[str]
+    meant: str | Callable[[re.Match[str]], str]
+    cause: str
+
+
+ENTITIES = {"&lt;": "<", "&gt;": ">", "&amp;": "&", "&quot;": '"', "&#39;": "'"}
+SLIPS = (
+    Slip(
+        re.compile(r"^ *\d+[\t|→]", re.MULTILINE),
+        meant="",
+        cause="It seems to hold line numbers, which are not part of the file.",
+    ),
+    Slip(
+        re.compile(r"\\n"),
+        meant="\n",
+        cause=r"It holds \n as two characters: send real newlines.",
+    ),
+    Slip(
+        re.compile(r"""\\(?=["'`])|&(?:lt|gt|amp|quot|#39);"""),
+        meant=lambda found: ENTITIES.get(found[0], ""),
+        cause=r"It seems escaped (\", &gt;): give the characters of the file.",
+    ),
+    Slip(
+        re.compile(r"^\s*(?:#|//|/\*|--)?\s*(?:\.\.\.|…).*$", re.MULTILINE),
+        meant="",
+        cause="... stands for nothing: give all lines.",
+    ),
+    Slip(
+        re.compile(r"^(?:[-+]|(?:<{5,}|={5,}|>{5,}|```).*$)", re.MULTILINE),
+        meant="",
+        cause="It has marks of a diff or of Markdown (-, +, <<<<<<<, ```): give only the file's text.",
+    ),
+)
+
+
+def advice(file: Text, old: Sequence[str], new: Sequence[str], name: str) -> str:
+    """What a model needs to mend a change: the nearest lines with numbers and the likely cause."""
+    starts = range(len(file.lines)) if any(new) else ()
+    made = [at for at in starts if file.lines[at : at + len(new)] == new]
+    if len(made) == 1:
+        there = f"the new text is already there, at line {made[0] + 1}"
+        return f"the old text is not in {name}; {there}: nothing to do if that is the place."
+    meant, cause = _find_cause(file, old)
+    first = _nearest_line(file.lines, [line.strip() for line in meant])
+    if first < 0:
+        way = "Read the file, or search for the text with grep."
+        return f"the old text is not in {name}, nor anything like it. {way}"
+    if not cause:
+        near = file.lines[first : first + len(old)]
+        cause = _say_difference(file, old, near)
+    shown = range(max(0, first - 1), min(len(file.lines), first + min(len(old), MAX_NEAREST) + 1))
+    text = "\n".join(f"{at + 1}\t{file.lines[at]}" for at in shown)
+    way = "The nearest lines are (copy without the numbers)"
+    return f"the old text is not in {name}. {cause} {way}:\n{text}"
+
+
+def _say_difference(file: Text, old: Sequence[str], near: Sequence[str]) -> str:
+    if "".join("".join(near).split()) == "".join("".join(old).split()):
+        return "White space differs (indentation, or space inside a line)."
+    if file.has_changed:
+        return "The file has changed since it was read."
+    return "It differs, or the file has changed."
+
+
+def _find_cause(file: Text, old: Sequence[str]) -> tuple[list[str], str]:
+    """(the old lines without the slip that keeps some of them from being in the file, its name); "" for none."""
+    own = {line.strip() for line in file.lines}
+
+    def count_unknown(text: str) -> int:
+        lines = [line.strip() for line in text.split("\n")]
+        return len([line for line in lines if line and line not in own])
+
+    text = "\n".join(old)
+    for slip in SLIPS:
+        meant = slip.pattern.sub(slip.meant, text)
+        if count_unknown(meant) < count_unknown(text):
+            return meant.split("\n"), slip.cause
+    return list(old), ""
+
+
+def _nearest_line(lines: list[str], wanted: list[str]) -> int:
+    """The first of the lines around the rarest of the wanted ones, or one like it; -1 for none."""
+    bare = [line.strip() for line in lines]
+    count = Counter(bare)
+    known = [line for line in wanted if line and count[line]]
+    if known:
+        anchor = like = min(known, key=lambda line: count[line])
+    else:
+        anchor = max(wanted, key=len)
+        similar = difflib.get_close_matches(anchor, bare[:5000], 1)
+        if not similar:
+            return -1
+        like = similar[0]
+    return max(0, bare.index(like) - wanted.index(anchor))
