@@ -29,6 +29,7 @@ from tests.harness import ask, commands, results, serve, shell, table
 from tests.terminal import PLANNED, OneShot, Terminal, bare
 from tests.test_sandbox import deny_landlock, seccomp
 
+OVER = "Plan mode is over: files can be changed now."
 NO_SANDBOX = "Denied: plan mode changes nothing, and this command is not known to only read."
 
 
@@ -308,12 +309,30 @@ def test_a_plan_ends_with_a_question_and_a_yes_carries_it_out(tmp_path: Path) ->
         session.expect("Agent build:")
         ended = bare(session.prompt())
         assert "It is done." in ended and (session.ws / "x").exists()
-        assert told(server)[2:] == [
-            "Carry out this plan. Plan mode is over: files can be changed now."
-        ]
+        assert told(server)[2:] == [OVER, "Carry out this plan."]
         offered = [each["function"]["name"] for each in server.requests[-1]["tools"]]
         assert "edit" in offered and not (session.ws / "planned").exists()
         assert PLANNED not in session.say("more")
+
+
+@pytest.mark.parametrize("way", ["/plan\r", "/agent build\r", "/mode\r", "\x1b[Z"])
+def test_the_model_is_told_that_plan_mode_is_over_however_it_was_left(
+    tmp_path: Path, way: str
+) -> None:
+    with serve(Reply("Well.")) as server, Terminal(tmp_path, server, "--plan") as session:
+        session.enter("go")
+        session.not_now()
+        session.ready()
+        session.type(way)
+        session.expect("❯ ")
+        session.ready()
+        session.say("do it")
+        assert told(server) == ["go", OVER, "do it"]
+        session.say("/undo")
+        session.ready()
+        session.type("\x15")
+        session.say("more")
+        assert told(server) == ["go", OVER, "more"], "once, and also where the run was taken back"
 
 
 @pytest.mark.parametrize("keys", ["\r", "\x1b", "no\r", "\x04"])

@@ -52,6 +52,11 @@ NOT_CONFINED = (
     "that can write nothing, but there is none here: it needs Linux with Landlock and seccomp, and no "
     "--sandbox off."
 )
+# What plan mode denies by itself, by the kind of permission
+PLAN_DENIES = {
+    "edit": "plan mode changes no file. The user ends it.",
+    "unconfined": "in plan mode no command runs outside the sandbox. The user ends it.",
+}
 MAX_COMMAND = 10_000  # characters of a command that a pattern may allow: nobody reads a longer one
 
 
@@ -243,10 +248,9 @@ class Permissions(Hooks):
         decision = strictest(decided)
         targets = ", ".join(patterns)
         if decision.action == "deny":
-            why = f"a rule denies {permission} {targets}"
-            if permission == "unconfined" and self.changes_nothing:
-                why = "in plan mode no command runs outside the sandbox"
-            raise DeniedError(f"{why}. Do not try it another way.")
+            plans = PLAN_DENIES.get(permission) if self.changes_nothing else None
+            why = plans or f"a rule denies {permission} {targets}. Do not try it another way."
+            raise DeniedError(why)
         if decision.is_confined and not getattr(ctx.confine, "read_only", False):
             raise DeniedError(NOT_CONFINED)
         if decision.action == "allow" or (decision.action == "ask" and permission == answered):
@@ -260,9 +264,10 @@ class Permissions(Hooks):
         yield asked
         yield PermissionReplied(asked.id, asked.answer)
         ctx.abort.check()  # Ctrl+C at the question stops the run
+        if asked.answer == "no" and asked.reason:  # the user may have named another way
+            raise DeniedError(f"the user refused and wrote: {asked.reason}")
         if asked.answer == "no":
-            reason = f": {asked.reason}" if asked.reason else ""
-            raise DeniedError(f"the user refused{reason}. Do not try it another way.")
+            raise DeniedError("the user refused. Do not try it another way.")
         if asked.answer == "always" and pattern and asked.remember:
             is_shown = asked.remember == pattern  # else a pattern of the user's
             is_exact = is_shown and permission not in ("edit", "external_directory")
@@ -276,10 +281,8 @@ class Permissions(Hooks):
         ctx.secret = partial(self._is_closed, cwd=ctx.cwd)
         tool = ctx.tool or self._known_tools.get(call.name)
         if tool and self.denied(tool):
-            why = f"a rule denies the tool {call.name}."
-            if self.changes_nothing and tool.kind == "edit":
-                why = "plan mode changes no file. The user ends it."
-            raise DeniedError(why)
+            plans = PLAN_DENIES.get(tool.kind) if self.changes_nothing else None
+            raise DeniedError(plans or f"a rule denies the tool {call.name}.")
         if ctx.tool and not ctx.tool.asks_itself:  # one that is not there runs nothing
             yield from self._ask_about(call, ctx, ctx.tool)
         return None
