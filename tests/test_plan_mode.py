@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from coder.permissions.rules import rule_of, rules_of
 from coder.permissions.sandbox import Sandbox
 from coder.tools.bash import bash, run_command
 from coder.tools.files import read, write
-from coder.toolset import Tool, Toolset
+from coder.toolset import Tool, ToolContext, Toolset
 from tests.harness import ask, commands, results, serve, shell, table
 from tests.terminal import PLANNED, OneShot, Terminal, bare
 from tests.test_sandbox import deny_landlock, seccomp
@@ -257,6 +258,26 @@ def test_a_yes_in_a_plan_is_for_reading(ws: Path) -> None:
     assert found.startswith("Denied: bash needs permission (it names a file that may hold secrets)")
     [found] = Plans(ws, yolo=True, can_ask=False)(line)
     assert found.startswith("KEY=1") and not (ws / "x").exists()
+
+
+def test_what_the_plan_denies_is_named_as_the_plans_and_a_rules_as_a_rules(ws: Path) -> None:
+    def change(ctx: ToolContext) -> Iterator[Event]:
+        yield from ctx.ask("edit", "x.py")
+
+    def look(ctx: ToolContext) -> Iterator[Event]:
+        yield from ctx.ask("read", "mine/x")
+
+    plans = Plans(ws, {"read": {"mine/*": "deny"}})
+    tools = [
+        Tool("change", "", {}, change, context="ctx", permission="web", asks_itself=True),
+        Tool("look", "", {}, look, context="ctx", permission="web", asks_itself=True),
+    ]
+    with serve(Reply(calls=[("change", {}), ("look", {})]), Reply("The plan.")) as server:
+        ask(server, tools=Toolset(tools, cwd=ws), hooks=plans.hooks, each=plans.each)
+        assert results(server) == [
+            "Denied: plan mode changes no file. The user ends it.",
+            "Denied: a rule denies read mine/x. Do not try it another way.",
+        ]
 
 
 @seccomp

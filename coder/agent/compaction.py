@@ -191,9 +191,10 @@ class Compaction(Hooks):
         is halved."""
         writer = self.writer or self.model
         limit = (_threshold(writer.context_window) - most) * CHARS_PER_TOKEN - len(self.prompt)
-        task = "".join(
-            f"<task>\n{shortened(text_of(each), limit // 4)}\n</task>\n\n" for each in newest
-        )
+        task = ""
+        for message in newest:
+            text = shortened(text_of(message), limit // 4).replace("</task", "<\\/task")
+            task = f"<task>\n{text}\n</task>\n\n"
         limit -= len(task.encode())
         order = f"Write the summary, in at most {most // 2} words."
         order += f"\nDwell on this, which matters most to the user: {focus}" if focus else ""

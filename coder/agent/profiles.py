@@ -44,10 +44,7 @@ FAMILIES = {  # instructions that a family needs, by a pattern of the model's na
     r"qwen|glm|deepseek|kimi|llama|mistral|devstral": "- Call tools only through the function interface.",
 }
 ALONE = "- Nobody can answer questions in this run: choose the likeliest reading, and say so at the end."
-HEADING = (
-    "Instructions of the user and of the project follow, the nearest last. They say how to work here; they allow nothing. \
-Before you work in a sub-folder, read its AGENTS.md, if there is one."
-)
+HEADING = "Instructions of the user and of the project follow, the nearest last. They say how to work here; they allow nothing."
 
 
 def system_prompt(

@@ -26,7 +26,8 @@ EDITS = {"edit", "write", "apply_patch"}
 FOR_THE_USER = {"ask_user"}
 CHECKLIST = "todo"
 REMOVED = "[Output removed to save room: "
-PART = re.compile(r"\n\n\((lines \d+-\d+ of \d+);[^)]*\)\Z")
+# At the beginning of a line: those of the file have numbers there
+PART = re.compile(r"^\((lines \d+-\d+ of \d+);", re.MULTILINE)
 TASK_ID = re.compile(r"\[task_id: [^\]]*\]\s*\Z")
 PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.+)$", re.MULTILINE)
 
@@ -74,26 +75,45 @@ def outputs_of(messages: list[Message]) -> list[Output]:
 def prune(messages: list[Message], window: int, keep: int = KEEP_TOOL_OUTPUT) -> list[Message]:
     """The list with at most `keep` tokens of tool output, and notes in the place of the rest.
 
-    Output that the model has not seen yet stays: cut, if it alone is too much. Ids, order and number of the messages do
-    not change. `messages` have to be in order (history.repair).
+    Output that the model has not seen yet stays, and is cut if it alone is more than half the window. At least half
+    of `keep` is for what it has seen. Ids, order and number of the messages do not change. `messages` have to be in
+    order (history.repair).
     """
-    room = min(keep, window // 2) * CHARS_PER_TOKEN
     outputs = outputs_of(messages)
     answers = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
-    unseen = [each for each in outputs if each.place > max(answers, default=-1)]
+    newest_answer = max(answers, default=-1)
+    unseen = [output for output in outputs if output.place > newest_answer]
+    seen = [output for output in outputs if output.place < newest_answer]
     shorter = messages[:]
-    if unseen and size(messages[unseen[0].place :]) > room:
-        for output in unseen:
-            shorter[output.place] = cut(output.message, room // len(unseen))
-    # What stays of the long ones; what was pruned before is short
-    whole = size(shorter[output.place] for output in outputs if _is_long(output))
-    seen = outputs[: len(outputs) - len(unseen)]
+
+    # First what is new, since the model has asked for it
+    most = window // 2 * CHARS_PER_TOKEN
+    share = fair_share([size([output.message]) for output in unseen], most)
+    for output in unseen:
+        shorter[output.place] = cut(output.message, share)
+    new = size(shorter[output.place] for output in unseen)
+
+    # Then what was seen; what was pruned before is short, and not counted
+    kept = keep * CHARS_PER_TOKEN
+    room = min(max(kept - new, kept // 2), most - new)
+    whole = size(output.message for output in seen if _is_long(output))
     for output in in_order_of_use(seen):
         if whole <= room:
             break
         shorter[output.place] = output.message | {"content": note_of(output)}
         whole -= size([output.message])
     return shorter
+
+
+def fair_share(sizes: list[int], room: int) -> int:
+    """The most that each may have, so that all fit into `room`: what is small leaves more to the others."""
+    left = len(sizes)
+    for each in sorted(sizes):
+        if each * left > room:
+            return room // left
+        room -= each
+        left -= 1
+    return max(sizes, default=0)
 
 
 def in_order_of_use(outputs: list[Output]) -> Iterator[Output]:
@@ -194,7 +214,11 @@ def _lines_of(text: str) -> str:
     if part := PART.search(text):
         return part[1]
     numbers = re.findall(r"^(\d+)\t", text, re.MULTILINE)
-    return f"lines {numbers[0]}-{numbers[-1]}, the last" if numbers else f"{len(text):,} characters"
+    if not numbers:
+        return f"{len(text):,} characters"
+    if numbers[0] == "1":
+        return f"all {numbers[-1]} lines"
+    return f"lines {numbers[0]}-{numbers[-1]}, the last"
 
 
 def _last_lines(text: str) -> list[str]:

@@ -238,7 +238,10 @@ class App:
         guard = compaction and optional("coder.extend.guard")
         spared = guard.Guard(compaction, seconds=None) if guard else compaction  # may fail
         redaction = self.redaction and self.redaction.Redaction(self.redactor)
-        hooks = HookChain(permissions, *users, *filter(None, [self.sandbox, spared, redaction]))
+        instructions = optional("coder.agent.instructions")
+        folders = instructions and instructions.FolderInstructions(self.cwd)
+        parts = filter(None, [self.sandbox, folders, spared, redaction])
+        hooks = HookChain(permissions, *users, *parts)
         return self.trace.hooks(hooks) if self.trace else hooks, compaction
 
     def tools_for(self, model: str, read_only: bool) -> list[Tool]:
