@@ -23,6 +23,7 @@ from coder.agent.pruning import in_order_of_use, outputs_of, prune
 from coder.agent.transcript import transcript
 from coder.agent.user_tools import todo
 from coder.ai import ChatModel
+from coder.cli.settings import output_to_keep
 from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer, events
 from coder.events import (
     Compacted,
@@ -41,7 +42,17 @@ from coder.tools.edit import edit
 from coder.tools.files import read
 from coder.toolset import Toolset
 from coder.types import Limits, Message, Request, Trigger, Usage
-from tests.harness import all_of, ask, assert_all_valid, assert_valid, contents, drive, quick
+from tests.harness import (
+    all_of,
+    ask,
+    assert_all_valid,
+    assert_valid,
+    commands,
+    contents,
+    drive,
+    quick,
+)
+from tests.terminal import OneShot
 
 HEADINGS = ["Goal", "Instructions", "Discoveries", "Accomplished", "Files"]
 SUMMARY = "\n".join(f"## {heading}\nnone" for heading in HEADINGS)
@@ -347,6 +358,38 @@ def test_the_newest_output_stays_up_to_forty_thousand_tokens_or_half_the_window(
         outputs = [message for message in messages if message["role"] == "tool"]
         kept = [message for message in outputs if len(message["content"]) == 3_940]
         assert kept == outputs[-len(kept) :] and expected - 2_000 < size(kept) / 4 <= expected
+
+
+KEPT = [
+    (8_000, 2_666),
+    (48_000, 16_000),
+    (128_000, 16_000),
+    (200_000, 25_000),
+    (1_000_000, 125_000),
+]
+
+
+@pytest.mark.parametrize(("window", "tokens"), KEPT)
+def test_the_command_line_keeps_an_eighth_and_in_a_small_window_up_to_a_third(
+    window: int, tokens: int
+) -> None:
+    assert output_to_keep(window) == tokens
+
+
+def test_the_program_prunes_to_what_the_command_line_keeps(tmp_path: Path) -> None:
+    calls = iter(range(100))
+
+    def work(body: Body) -> Reply:
+        removed = "[Output removed" in str(contents(body["messages"], "tool"))
+        return Reply("done") if removed else Reply(calls=commands(f"seq {next(calls)}00 {10**4}"))
+
+    flags = ("-y", "--context-window", "48000", "go")
+    with ScriptedServer(work) as server, OneShot(tmp_path, server, *flags) as run:
+        assert run.end() == 0
+        whole = [
+            each for each in server.requests[-1]["messages"] if len(str(each["content"])) > 1_000
+        ]
+    assert output_to_keep(48_000) - 5_000 < size(whole) / 4 < output_to_keep(48_000) + 1_000
 
 
 def outputs(*given: tuple[str, dict[str, Any], str, bool]) -> list[Message]:
