@@ -62,7 +62,7 @@ def system_prompt(
     schemas it is what every request begins with: a test keeps the two under 5.7 KB.
     """
     families = (text for pattern, text in FAMILIES.items() if re.search(pattern, model.lower()))
-    remark = ALONE if is_alone and not role else ""
+    remark = ALONE if is_alone else ""
     rules = "\n".join(filter(None, [role or RULES, next(families, ""), remark]))
     facts = f"Workspace: {cwd}\nSystem: {os.uname().sysname} {os.uname().machine}\nDate: {date.today().isoformat()}"
     return "\n\n".join(filter(None, [rules, facts, HEADING if files else "", *map(str, files)]))

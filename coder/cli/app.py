@@ -253,9 +253,9 @@ class App:
 
     def prompt_for(self, model: ChatModel, spec: AgentSpec) -> str:
         """The system prompt of an agent: rules, place, instruction files, skills."""
-        prompt = system_prompt(
-            self.cwd, model.name, self.files, spec.prompt, is_alone=not self.arguments.can_ask
-        )
+        # A sub-agent never asks, and its own prompt says so
+        is_alone = not self.arguments.can_ask and spec.mode != "subagent"
+        prompt = system_prompt(self.cwd, model.name, self.files, spec.prompt, is_alone)
         skills = self.prompt_files.section if self.prompt_files else ""
         return f"{prompt}\n\n{skills}" if skills else prompt
 
