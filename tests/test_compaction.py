@@ -23,7 +23,7 @@ from coder.agent.pruning import in_order_of_use, outputs_of, prune
 from coder.agent.transcript import transcript
 from coder.agent.user_tools import todo
 from coder.ai import ChatModel
-from coder.cli.settings import output_to_keep
+from coder.cli.settings import keep_of
 from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer, events
 from coder.events import (
     Compacted,
@@ -373,7 +373,7 @@ KEPT = [
 def test_the_command_line_keeps_an_eighth_and_in_a_small_window_up_to_a_third(
     window: int, tokens: int
 ) -> None:
-    assert output_to_keep(window) == tokens
+    assert keep_of(window) == tokens
 
 
 def test_the_program_prunes_to_what_the_command_line_keeps(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_the_program_prunes_to_what_the_command_line_keeps(tmp_path: Path) -> No
         whole = [
             each for each in server.requests[-1]["messages"] if len(str(each["content"])) > 1_000
         ]
-    assert output_to_keep(48_000) - 5_000 < size(whole) / 4 < output_to_keep(48_000) + 1_000
+    assert keep_of(48_000) - 5_000 < size(whole) / 4 < keep_of(48_000) + 1_000
 
 
 def outputs(*given: tuple[str, dict[str, Any], str, bool]) -> list[Message]:

@@ -19,14 +19,7 @@ from coder.agent.agent import Agent
 from coder.agent.profiles import AgentSpec, choices, choose, load_agents, system_prompt
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.cli.process import Interrupts, at_end, needed, optional
-from coder.cli.settings import (
-    ConfigError,
-    Settings,
-    config_folder,
-    data_folder,
-    output_to_keep,
-    window_of,
-)
+from coder.cli.settings import ConfigError, Settings, config_folder, data_folder, keep_of, window_of
 from coder.events import Event, Events, Notice, RunEnd, StepEnd, hidden_usage
 from coder.history import user
 from coder.hooks import FunctionHooks, HookChain, Hooks
@@ -231,10 +224,8 @@ class App:
         module = None if self.arguments.no_compaction else optional("coder.agent.compaction")
         spec = self.agents["compaction"]
         writer = self.model_of(spec) if spec.model else None
-        keep = output_to_keep(model.context_window)
-        compaction = module and module.Compaction(
-            model, prompt=spec.prompt, writer=writer, keep=keep
-        )
+        given = {"prompt": spec.prompt, "writer": writer, "keep": keep_of(model.context_window)}
+        compaction = module and module.Compaction(model, **given)
         guard = compaction and optional("coder.extend.guard")
         spared = guard.Guard(compaction, seconds=None) if guard else compaction  # may fail
         redaction = self.redaction and self.redaction.Redaction(self.redactor)
@@ -292,7 +283,7 @@ class App:
         self.model = model
         if self.compaction:
             self.compaction.model = model
-            self.compaction.keep = output_to_keep(model.context_window)
+            self.compaction.keep = keep_of(model.context_window)
         agent.set_model(model)
         self.set_prompt()
         own = [self.subagents.tool] if self.subagents else []  # not for sub-agents

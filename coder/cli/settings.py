@@ -78,7 +78,7 @@ def window_of(model: str) -> int:
     return next(tokens for pattern, tokens in WINDOWS if re.match(pattern, name))
 
 
-def output_to_keep(window: int) -> int:
+def keep_of(window: int) -> int:
     """The tokens of tool output that a pruning leaves.
 
     An eighth of the window, since what stays is paid for in each later request. 200 steps of 8 KB in 128,000 tokens cost
