@@ -367,7 +367,7 @@ def test_the_user_is_shown_what_will_run_and_answers(ws: Path) -> None:
     shown = [(each.permission, each.pattern, each.remember) for each in asked]
     assert shown == [("bash", name, name) for name in ("touch one", "touch two")]
     assert (ws / "one").exists() and not (ws / "two").exists()
-    assert found[2] == "Denied: the user refused: not that. Do not try it another way."
+    assert found[2] == "Denied: the user refused and wrote: not that"
     assert [event.answer for event in asked] == ["always", "no"]
 
 

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from coder.agent.instructions import LIMIT, instructions
+from coder.agent.instructions import LIMIT, FolderInstructions, instructions
 from coder.agent.profiles import BUILT_IN, choices, system_prompt
 from coder.agent.subagent import Subagents
 from coder.cli.app import PATCHING, TOOLS
 from coder.devtools.scripted import Reply
 from coder.permissions.sandbox import Sandbox
-from coder.toolset import Tool
-from tests.harness import serve
+from coder.tools.edit import edit
+from coder.tools.files import read
+from coder.toolset import Tool, Toolset
+from tests.harness import ask, results, serve
 from tests.terminal import OneShot
 
 
@@ -124,6 +126,46 @@ def test_above_the_folder_only_what_trusted_users_own_counts(tmp_path: Path) -> 
     ):
         os.chown(place, owner, owner)
         assert paths(ws) == expected
+
+
+def test_the_instructions_of_a_sub_folder_are_named_when_a_file_below_it_is_used(
+    tmp_path: Path,
+) -> None:
+    for path in ("AGENTS.md", "a/b/one.py", "a/b/two.py", "a/CLAUDE.md", "a/b/AGENTS.md", "c/x.py"):
+        put(tmp_path / path, "text\n")
+    put(tmp_path / "d" / "AGENTS.md", "read first\n")
+    put(tmp_path / "d" / "x.py", "text\n")
+    named = "[a/CLAUDE.md, a/b/AGENTS.md: instructions for work below this folder. Read before you"
+    calls: list[tuple[str, dict[str, str]]] = [
+        ("read", {"path": "c/x.py"}),
+        ("read", {"path": "a/b/none.py"}),
+        ("edit", {"path": "a/b/one.py", "old_string": "text", "new_string": "word"}),
+        ("read", {"path": "a/b/two.py"}),
+        ("read", {"path": "d/AGENTS.md"}),
+        ("read", {"path": str(tmp_path / "d" / "x.py")}),
+    ]
+    hooks = FolderInstructions(tmp_path)
+    tools = Toolset([read, edit], cwd=tmp_path)
+    with serve(Reply(calls=calls), Reply("Done.")) as server:
+        ask(server, tools=tools, hooks=hooks)
+        found = [str(text) for text in results(server)]
+    assert [named in text for text in found] == [False, False, True, False, False, False]
+    assert str(found).count("instructions for work below") == 1
+    # What a compaction has removed is named again
+    hooks.on_compacted([])
+    with serve(Reply(calls=[("read", {"path": "a/b/two.py"})]), Reply("Done.")) as server:
+        ask(server, tools=tools, hooks=hooks)
+        assert named in str(results(server))
+
+
+def test_the_program_names_the_instructions_of_a_sub_folder(tmp_path: Path) -> None:
+    put(tmp_path / "ws" / "sub" / "AGENTS.md", "rules\n")
+    put(tmp_path / "ws" / "sub" / "x.py", "text\n")
+    calls = [("read", {"path": "sub/x.py"})]
+    with serve(Reply(calls=calls), Reply("Done.")) as server:
+        with OneShot(tmp_path, server, "go") as run:
+            assert run.end() == 0
+        assert "[sub/AGENTS.md: instructions for work below this folder." in results(server)[0]
 
 
 @pytest.mark.parametrize("allow", [False, True])
