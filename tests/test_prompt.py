@@ -16,6 +16,7 @@ from coder.devtools.scripted import Reply
 from coder.permissions.sandbox import Sandbox
 from coder.tools.edit import edit
 from coder.tools.files import read
+from coder.tools.patch import apply_patch
 from coder.toolset import Tool, Toolset
 from tests.harness import ask, results, serve
 from tests.terminal import OneShot
@@ -135,6 +136,9 @@ def test_the_instructions_of_a_sub_folder_are_named_when_a_file_below_it_is_used
         put(tmp_path / path, "text\n")
     put(tmp_path / "d" / "AGENTS.md", "read first\n")
     put(tmp_path / "d" / "x.py", "text\n")
+    for path in ("node_modules/e/AGENTS.md", "node_modules/e/x.py", "f/AGENTS.md", "f/x.py"):
+        put(tmp_path / path, "text\n")
+    patch = "*** Begin Patch\n*** Update File: f/x.py\n@@\n-text\n+word\n*** End Patch"
     named = "[a/CLAUDE.md, a/b/AGENTS.md: instructions for work below this folder. Read before you"
     calls: list[tuple[str, dict[str, str]]] = [
         ("read", {"path": "c/x.py"}),
@@ -143,14 +147,17 @@ def test_the_instructions_of_a_sub_folder_are_named_when_a_file_below_it_is_used
         ("read", {"path": "a/b/two.py"}),
         ("read", {"path": "d/AGENTS.md"}),
         ("read", {"path": str(tmp_path / "d" / "x.py")}),
+        ("read", {"path": "node_modules/e/x.py"}),
+        ("apply_patch", {"patch": patch}),
     ]
     hooks = FolderInstructions(tmp_path)
-    tools = Toolset([read, edit], cwd=tmp_path)
+    tools = Toolset([read, edit, apply_patch], cwd=tmp_path)
     with serve(Reply(calls=calls), Reply("Done.")) as server:
         ask(server, tools=tools, hooks=hooks)
         found = [str(text) for text in results(server)]
-    assert [named in text for text in found] == [False, False, True, False, False, False]
-    assert str(found).count("instructions for work below") == 1
+    assert [named in text for text in found[:-1]] == [False] * 2 + [True] + [False] * 4
+    assert "[f/AGENTS.md: instructions for work below this folder." in found[-1]
+    assert str(found).count("instructions for work below") == 2
     # What a compaction has removed is named again
     hooks.on_compacted([])
     with serve(Reply(calls=[("read", {"path": "a/b/two.py"})]), Reply("Done.")) as server:

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from coder.hooks import Hooks
 from coder.permissions.sanitize import escape_invisible
-from coder.tools.workspace import read_small_file, repository_top
+from coder.tools.workspace import TOOL_FOLDERS, read_small_file, repository_top
 from coder.types import Message, Report, ToolCall, ToolResult
 
 NAMES = (("AGENTS.md", "CLAUDE.md"), ("ETCODE.md",))  # of each row the first that has text counts
-READ_OR_CHANGE = {"read", "edit", "write"}
+READ_OR_CHANGE = {"read", "edit", "write", "apply_patch"}
 LIMIT = 32_000  # characters of all files together; the nearest are kept whole first
 
 INIT = """\
@@ -56,16 +56,17 @@ class FolderInstructions(Hooks):
         self._known: set[Path] = set()
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult | None:
-        path = (call.arguments or {}).get("path")
-        if call.name not in READ_OR_CHANGE or result.is_error or not isinstance(path, str):
+        if call.name not in READ_OR_CHANGE or result.is_error:
             return None
-        file = Path(os.path.normpath(self.cwd / path))
-        self._known.add(file)  # it may be such a file itself
-        unknown = [each for each in self._files_above(file) if each not in self._known]
+        unknown: list[Path] = []
+        for path in result.details.get("paths") or [call.arguments.get("path", "")]:
+            file = Path(os.path.normpath(self.cwd / path))
+            self._known.add(file)  # it may be such a file itself
+            unknown += [above for above in self._files_above(file) if above not in self._known]
+            self._known.update(unknown)
         if not unknown or not isinstance(result.content, str):
             return None
-        self._known.update(unknown)
-        names = ", ".join(escape_invisible(str(each.relative_to(self.cwd))) for each in unknown)
+        names = ", ".join(escape_invisible(str(file.relative_to(self.cwd))) for file in unknown)
         note = f"[{names}: instructions for work below this folder. Read before you change files there.]"
         return replace(result, content=f"{result.content}\n\n{note}")
 
@@ -74,11 +75,13 @@ class FolderInstructions(Hooks):
 
     def _files_above(self, file: Path) -> Iterator[Path]:
         """The instruction files of the folders between `cwd` and this file, the nearest last."""
-        folders = [each for each in file.parents if self.cwd in each.parents]
+        folders = [folder for folder in file.parents if self.cwd in folder.parents]
         for folder in reversed(folders):
+            if folder.name in TOOL_FOLDERS:
+                return
             for names in NAMES:
-                found = [folder / name for name in names if os.path.isfile(folder / name)]
-                yield from found[:1]
+                files = [folder / name for name in names if os.path.isfile(folder / name)]
+                yield from files[:1]
 
 
 @dataclass

@@ -78,8 +78,6 @@ def read(
         raise ToolError(f"offset {first} is past the end: the file has {total} lines")
     last = first + len(lines) - 1
     text = "\n".join(f"{number}\t{line}" for number, line in enumerate(lines, first))
-    for remark in workspace.name_instructions(ctx, target):
-        text += f"\n\n{remark}"
     if last < total:
         text += f"\n\n(lines {first}-{last} of {total}; use offset={last + 1} to go on)"
     return ToolResult(text, details={"lines": total})
