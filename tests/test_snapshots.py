@@ -1071,6 +1071,21 @@ def test_what_is_not_needed_any_more_is_removed(desk: Desk) -> None:
     assert desk.undo().lost == ["a"]
 
 
+def test_what_is_used_stays_where_a_link_leads_to_it_and_one_that_leads_nowhere_is_passed_over(
+    desk: Desk,
+) -> None:
+    """A file of the same folder may also be gone before it is looked at."""
+    other, nowhere = desk.data / "snapshots" / "other.db", desk.data / "snapshots" / "nowhere.db"
+    other.parent.mkdir(parents=True)
+    (desk.data / "moved.db").touch()
+    other.symlink_to(desk.data / "moved.db")
+    nowhere.symlink_to(desk.data / "gone.db")
+    os.utime(other, (1, 1), follow_symlinks=False)
+    desk.run(sh("echo 1 > a"))
+    assert desk.notices() == [] and other.exists()
+    assert done(desk.undo()) == ["a"]
+
+
 def test_a_database_that_cannot_be_written_stops_no_undo(desk: Desk) -> None:
     desk.again("mine")
     desk.run(sh("echo 1 > a"))

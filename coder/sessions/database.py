@@ -252,5 +252,7 @@ class BlobStore(Database):
             self.execute("DELETE FROM blob WHERE used < ?", (oldest,))
             self.execute("DELETE FROM run WHERE time < ?", (old,))
         for entry in list(os.scandir(self.path.parent)):
-            if entry.stat(follow_symlinks=False).st_mtime < old:
-                Path(entry.path).unlink(missing_ok=True)
+            # Another process may have removed it: the journal of a workspace of its own
+            with contextlib.suppress(FileNotFoundError):
+                if entry.stat().st_mtime < old:
+                    os.unlink(entry.path)
