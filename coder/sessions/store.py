@@ -147,9 +147,8 @@ class Store(Database):
 
     def create(self, directory: str, *, session_id: str = "", **names: Any) -> SessionInfo:
         """A new session, with an agent, a model, a parent, a title. A Recorder writes it with its first message."""
-        new_id, time = f"{now():011x}{os.urandom(2).hex()}", now()
-        place = folder_name(directory)
-        return SessionInfo(session_id or new_id, place, created=time, updated=time, **names)
+        new_id = f"{now():011x}{os.urandom(2).hex()}"
+        return SessionInfo(session_id or new_id, folder_name(directory), created=now(), **names)
 
     def rename(self, session_id: str, title: str) -> None:
         with self.transaction() as db:
