@@ -279,6 +279,23 @@ def test_what_the_user_writes_at_a_question_is_left_alone(desk: Desk, asked: Eve
     assert done(desk.redo()) == ["a", "n/b"]
 
 
+def test_what_the_user_writes_after_a_run_that_was_broken_off_at_a_question_is_left_alone(
+    desk: Desk,
+) -> None:
+    desk.put({"mine": "1\n"})
+    snapshots = desk.snapshots
+    snapshots(events.RunStart())
+    snapshots(events.ToolStart("1", "bash", {}, ""))
+    snapshots(events.QuestionAsked("1", "x", []))
+    snapshots.finish()  # no other event came
+    snapshots(events.RunStart())
+    desk.put({"mine": "2\n"})
+    snapshots(events.ToolStart("2", "bash", {}, ""))
+    desk.put({"a": "2\n"})
+    snapshots(events.StepEnd({}, [], "stop", Usage()))
+    assert done(desk.undo()) == ["a"] and desk.text("mine") == "2\n"
+
+
 def test_a_file_that_the_user_changed_between_two_steps_is_a_conflict(desk: Desk) -> None:
     desk.put({"a": "1", "mine": "1"})
 
@@ -311,6 +328,14 @@ def test_the_users_own_commands_stay_and_redo_comes_in_its_place(desk: Desk) -> 
     for travel in (snapshots.undo, snapshots.undo, snapshots.redo, snapshots.redo):
         travel(messages)
     assert said() == ["I ran it", "other", "second"]
+
+
+def test_an_answer_that_came_in_the_time_of_its_prompt_is_taken_back_with_it(desk: Desk) -> None:
+    """A millisecond holds both where the server is near."""
+    desk.run(prompt="first")
+    for message in desk.messages:
+        message["meta"]["timestamp"] = desk.snapshots.runs[-1].message
+    assert desk.snapshots.undo(desk.messages).prompt == "first" and desk.messages == []
 
 
 def test_what_is_undone_behind_a_summary_of_it_is_noted(desk: Desk) -> None:
@@ -349,6 +374,23 @@ def test_a_workspace_that_is_removed_and_made_again_is_covered(desk: Desk) -> No
     desk.put({"a": "2"})
     desk.run(sh("echo 3 > a; echo > b"))
     assert done(desk.undo()) == ["a", "b"] and desk.text("a") == "2"
+
+
+def watched() -> int:
+    """How many descriptors of this process are of inotify."""
+    found = 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one of the listing
+            found += os.readlink(f"/proc/self/fd/{number}") == "anon_inode:inotify"
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not report")
+def test_a_session_that_is_closed_watches_no_folder(desk: Desk) -> None:
+    desk.run(sh("true"))
+    before = watched()
+    desk.snapshots.close()
+    assert watched() == before - 1
 
 
 NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "d", "e/f", "e"])
@@ -468,6 +510,15 @@ def test_all_names_of_a_file_are_taken_back_and_done_again(
     assert not [path for path in desk.folder.rglob(".coder-*")]
 
 
+def test_a_name_outside_that_a_run_gave_a_file_is_left_alone(desk: Desk) -> None:
+    """Before the run the file had one name, and it has one again."""
+    desk.put({"a": "1\n"})
+    outside = desk.folder.parent / "outside"
+    desk.run(sh(f"ln a {outside}; echo 2 > a"))
+    assert done(desk.undo()) == ["a"] and desk.text("a") == "1\n"
+    assert outside.read_text() == "2\n"
+
+
 def test_a_file_that_became_another_ones_name_is_not_filled_in_its_place(desk: Desk) -> None:
     """The file outside was never the workspace's."""
     desk.put({"a": "x\n"})
@@ -543,6 +594,15 @@ def test_ignored_files_are_not_touched_also_where_the_agent_changed_the_rules(de
     desk.run(sh("echo late > .gitignore; echo KEY=2 > secret.env; echo 2 | tee a b late"))
     assert done(desk.undo()) == [".gitignore", "a", "b", "late"]
     assert desk.text("secret.env") == "KEY=2\n" and desk.text("out/result") == "precious"
+
+
+def test_a_tracked_file_is_covered_although_a_rule_ignores_it(desk: Desk) -> None:
+    git(desk.folder, "init", "-q")
+    desk.put({".gitignore": "*.log\nout/\n", "x.log": "1", "out/y": "1"})
+    git(desk.folder, "add", "-f", ".")
+    desk.run(sh("for name in x.log out/y other.log out/z; do echo 2 > $name; done"))
+    assert done(desk.undo()) == ["out/y", "x.log"]
+    assert desk.text("out/z") == desk.text("other.log") == "2\n"
 
 
 def test_any_name_is_covered_and_rules_of_a_repository_above_hold(desk: Desk) -> None:
