@@ -652,9 +652,10 @@ def test_rules_that_are_a_pipe_hold_nothing_up(desk: Desk) -> None:
 
 
 def test_rules_hold_many_folders_below_them(desk: Desk) -> None:
-    """Git 2.39 crashes where it is to name the rule."""
-    deep = "d/" * 60
+    """Git 2.39 crashes where it is to name the rule; what is deeper is asked behind that."""
+    half, deep = "d/" * 60, "d/" * 100
     desk.put({"d/.gitignore": "*.o\n!kept.o\n", f"{deep}a.o": "1", f"{deep}kept.o": "1"})
+    desk.put({f"{half}a.o": "1"})
     git(desk.folder, "init", "-q")
     desk.run(
         sh(f"echo 2 > {deep}a.o; echo 2 > {deep}kept.o; mkdir {deep}new; echo 2 > {deep}new/b.o")
