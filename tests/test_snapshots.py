@@ -797,6 +797,14 @@ def test_many_files_are_covered_in_the_end_and_a_step_is_cheap(
     desk.snapshots.close()
 
 
+def test_where_one_file_has_changed_no_folder_is_listed(desk: Desk, kernel_reports: None) -> None:
+    desk.put({f"{number}/a": "1" for number in range(9)})
+    desk.run(sh("true"))
+    with looks_at(desk.folder) as looks:
+        desk.run(sh("echo 2 > 3/a"))
+    assert looks == [] and done(desk.undo()) == ["3/a"]
+
+
 @pytest.mark.slow
 def test_more_than_is_kept_is_left_out_and_the_rest_can_be_undone(desk: Desk) -> None:
     """Small files come first. The next session does not read what was left out again."""
