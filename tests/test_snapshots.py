@@ -596,6 +596,15 @@ def test_ignored_files_are_not_touched_also_where_the_agent_changed_the_rules(de
     assert desk.text("secret.env") == "KEY=2\n" and desk.text("out/result") == "precious"
 
 
+def test_a_workspace_that_a_repository_above_ignores_is_covered_by_names(desk: Desk) -> None:
+    above = desk.folder.parent
+    git(above, "init", "-q")
+    (above / ".gitignore").write_text("ws/\n")
+    desk.put({"a": "1", "d/b": "1", "node_modules/x": "1"})
+    desk.run(sh("for name in a d/b d/new node_modules/x; do echo 2 > $name; done"))
+    assert done(desk.undo()) == ["a", "d/b", "d/new"] and desk.notices() == []
+
+
 def test_a_tracked_file_is_covered_although_a_rule_ignores_it(desk: Desk) -> None:
     git(desk.folder, "init", "-q")
     desk.put({".gitignore": "*.log\nout/\n", "x.log": "1", "out/y": "1"})
@@ -706,6 +715,24 @@ def test_git_is_asked_seldom_however_deep_a_folder_is(desk: Desk) -> None:
     assert done(desk.undo()) == [f"{made}/f"] and desk.notices() == []
 
 
+def test_a_git_that_fails_is_not_asked_again(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for the levels of folders nor for what comes later; names decide then."""
+    git(desk.folder, "init", "-q")
+    desk.put({"d/e/f/g/h": "1", "node_modules/x": "1"})
+    counted, program = tmp_path / "counted", tmp_path / "bin" / "git"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {counted}\nhead -c 1 > {counted}.1\nexit 128\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    desk.run(
+        sh("true"), sh("for name in d/e/f/g/h d/e/new node_modules/x; do echo 2 > $name; done")
+    )
+    assert counted.read_text().count("check-ignore") == 2  # with the names of rules, and without
+    assert done(desk.undo()) == ["d/e/f/g/h", "d/e/new"] and desk.notices() == []
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_pipe_in_the_place_of_rules_is_not_waited_for(desk: Desk, first: bool) -> None:
     """Rules of other folders still hold. It may be there before the first look, or be made by a command."""
@@ -798,11 +825,11 @@ def test_many_files_are_covered_in_the_end_and_a_step_is_cheap(
 
 
 def test_where_one_file_has_changed_no_folder_is_listed(desk: Desk, kernel_reports: None) -> None:
-    desk.put({f"{number}/a": "1" for number in range(9)})
+    desk.put({"b": "1"} | {f"{number}/a": "1" for number in range(9)})
     desk.run(sh("true"))
     with looks_at(desk.folder) as looks:
-        desk.run(sh("echo 2 > 3/a"))
-    assert looks == [] and done(desk.undo()) == ["3/a"]
+        desk.run(sh("echo 2 > 3/a; echo 2 > b"))
+    assert looks == [] and done(desk.undo()) == ["3/a", "b"]
 
 
 @pytest.mark.slow

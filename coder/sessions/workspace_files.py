@@ -369,7 +369,7 @@ class WorkspaceFiles:
         asked = paths
         if above:
             asked = {path for path in paths if not _is_within(os.path.dirname(path), above)}
-        if asked and self._git_works and time.monotonic() < self.deadline:
+        if self._git_works and time.monotonic() < self.deadline:
             answer = self.store.git.ignored(sorted(asked))
             if answer is None or "" in answer:
                 # There is none, or it ignores the workspace as a whole
