@@ -109,7 +109,9 @@ def refuse(run: Run, call: ToolCall) -> ToolResult | None:
     try:
         run.offered.check(call)
     except ToolError as error:
-        return as_failure(error)
+        refused = as_failure(error)
+        refused.is_news = False
+        return refused
     return None
 
 

@@ -75,11 +75,15 @@ class ToolCall:
 
 @dataclass(slots=True)
 class ToolResult:
-    """Text or content blocks for the model, `details` for user interfaces and programs only."""
+    """Text or content blocks for the model, `details` for user interfaces and programs only.
+
+    `is_news`: the model can learn something from it, which a run needs to go on (repetition.py).
+    """
 
     content: str | list[dict[str, Any]]
     is_error: bool = False
     details: dict[str, Any] = field(default_factory=dict)
+    is_news: bool = field(default=True, repr=False)
 
 
 @dataclass(slots=True)

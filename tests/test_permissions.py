@@ -444,7 +444,9 @@ def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> No
 @pytest.mark.parametrize("line", ["sort  x 2>&1", "cd sub && touch 'a b' | sort", "rm '*'"])
 def test_the_flags_that_a_denial_names_allow_the_command(ws: Path, line: str) -> None:
     found, _ = played(ws, Permissions(), *commands(line))
-    words = shlex.split(found[0].rpartition("; ")[2].removesuffix("."))
+    way, _, end = found[0].rpartition("; ")[2].partition(". Do not ")
+    assert end == "try another way: say in your answer that you need it."
+    words = shlex.split(way)
     rules = [rule_of(word, "allow") for word in words if word.startswith("bash:")]
     assert (Permissions(flags=rules).judge("bash", line, ws).action == "allow") == bool(rules)
     assert bool(rules) == ("*" not in line)

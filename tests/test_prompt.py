@@ -188,7 +188,13 @@ def test_one_task_offers_no_way_that_nobody_can_allow(tmp_path: Path, allow: boo
         first, second = server.requests
     tools = {tool["function"]["name"]: tool["function"] for tool in first["tools"]}
     assert ("unconfined" in tools["bash"]["parameters"]["properties"]) is allow
-    assert "Nobody can answer questions in this run" in first["messages"][0]["content"]
+    for rule in (
+        "- Put all calls that do not need each other's results into one answer, edits too.\n",
+        "- When something fails twice, find another way, and only if there is none say what is in the way.\n",
+        "- Go on until the task is done; do not stop at a plan.\n",
+        "- Nobody can answer questions in this run: choose the likeliest reading, and say so at the end.",
+    ):
+        assert rule in first["messages"][0]["content"]
     said = second["messages"][-1]["content"]
     assert "in the sandbox commands write only in" in said
     assert ("make the call again with unconfined true" in said) is allow

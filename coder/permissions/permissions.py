@@ -365,7 +365,8 @@ def _denial(permission: str, decision: Decision) -> str:
         flags = "".join(f" --allow {shlex.quote(f'{permission}:{rule}')}" for rule in rules)
         way = f"-y allows it, or{flags}." if flags else "-y allows it."
     why = f" ({decision.reason})" if decision.reason else ""
-    return f"{permission} needs permission{why}, and no user can be asked here; {way}"
+    end = "Do not try another way: say in your answer that you need it."
+    return f"{permission} needs permission{why}, and no user can be asked here; {way} {end}"
 
 
 # ---- protected paths -----------------------------------------------------------------------------
