@@ -195,7 +195,7 @@ class Recorder:
         is_in_run = bool(waiting) and not isinstance(waiting[-1], events.RunEnd)
         if was_shortened or not is_in_run:  # within a run the list only grows
             self._write_changed(db, rows)
-        newest = max((row.id for row in rows), default=0)
+        newest = max([row.id for row in rows], default=0)
         self._write_list(db, rows, known, was_shortened)
         if not rows:
             return
