@@ -139,6 +139,7 @@ def test_one_task_offers_no_way_that_nobody_can_allow(tmp_path: Path, allow: boo
         first, second = server.requests
     tools = {tool["function"]["name"]: tool["function"] for tool in first["tools"]}
     assert ("unconfined" in tools["bash"]["parameters"]["properties"]) is allow
+    assert "write in the workspace and $TMPDIR alone" in tools["bash"]["description"]
     assert "Nobody can answer questions in this run" in first["messages"][0]["content"]
     said = second["messages"][-1]["content"]
     assert "in the sandbox commands write only in" in said

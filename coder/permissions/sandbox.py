@@ -131,7 +131,7 @@ class Sandbox(Hooks):
             self._unreported_notices.append(text.format(describe(changes, self.workspace)))
 
     def tools(self, tools: Iterable[Tool], read_only: bool = False) -> list[Tool]:
-        """The same tools; in a sandbox bash takes `unconfined` and reports what was put back.
+        """The same tools; in a sandbox bash says where it can write, takes `unconfined` and reports what was put back.
 
         `read_only`: for an agent that changes nothing, and so leaves no sandbox.
         """
@@ -143,7 +143,13 @@ class Sandbox(Hooks):
                 if self.may_leave and not read_only:
                     properties = properties | more
                 parameters = tool.parameters | {"properties": properties}
-                tool = dataclasses.replace(tool, parameters=parameters, function=_bash)
+                where = "$TMPDIR alone" if read_only else "the workspace and $TMPDIR alone"
+                tool = dataclasses.replace(
+                    tool,
+                    description=f"{tool.description} It can write in {where}.",
+                    parameters=parameters,
+                    function=_bash,
+                )
             made.append(tool)
         return made
 

@@ -136,8 +136,7 @@ def _page(pieces: Iterable[bytes], first: int, wanted: int) -> tuple[list[str], 
 
 @tool(permission="edit", default="ask", asks_itself=True, slips=slips.WRITE)
 def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, ToolResult]:
-    """Create a file or overwrite it whole. To change a part of a file use edit. A file that exists has
-    to be read first.
+    """Create a file or overwrite it whole. A file that exists has to be read first.
 
     path: file; missing folders are made
     content: the whole new content
@@ -163,7 +162,7 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
 
 @tool(concurrent=True, permission="read", default="allow", slips=slips.LS)
 def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
-    """List a folder: folders with /, links with ->, at most 500 entries.
+    """List a folder.
 
     path: folder, default the workspace
     """
