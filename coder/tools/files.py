@@ -41,11 +41,10 @@ IMAGE = (
 def read(
     ctx: ToolContext, path: str, offset: int = 1, limit: int = MAX_LINES
 ) -> Generator[Any, None, ToolResult]:
-    """Read a text file: its lines as `number<TAB>text`, up to 2000 lines or 28,000 characters at once; the
-    end says how to go on.
+    """Read a text file, up to 2000 lines or 28,000 characters at once; the end says how to go on.
 
     path: file, absolute or in the workspace
-    offset: first line to read, from 1
+    offset: first line to read; from 2 on the lines come as `number<TAB>text`
     limit: number of lines
     """
     path, line = paths.meant(ctx, path)
@@ -77,7 +76,9 @@ def read(
     if first > total:
         raise ToolError(f"offset {first} is past the end: the file has {total} lines")
     last = first + len(lines) - 1
-    text = "\n".join(f"{number}\t{line}" for number, line in enumerate(lines, first))
+    # Numbers cost a tenth of a file's size in every later request. They are of use where a line is looked for
+    numbered = [f"{number}\t{line}" for number, line in enumerate(lines, first)]
+    text = "\n".join(numbered if first > 1 else lines)
     for remark in workspace.name_instructions(ctx, target):
         text += f"\n\n{remark}"
     if last < total:
