@@ -44,7 +44,7 @@ def read(
     """Read a text file, up to 2000 lines or 28,000 characters at once; the end says how to go on.
 
     path: file, absolute or in the workspace
-    offset: first line to read; from 2 on the lines come as `number<TAB>text`
+    offset: first line; from 2 on lines come as number<TAB>text
     limit: number of lines
     """
     path, line = paths.meant(ctx, path)
@@ -137,7 +137,7 @@ def _page(pieces: Iterable[bytes], first: int, wanted: int) -> tuple[list[str], 
 
 @tool(permission="edit", default="ask", asks_itself=True, slips=slips.WRITE)
 def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, ToolResult]:
-    """Create a file or overwrite it whole. A file that exists has to be read first.
+    """Create a file, or overwrite one that was read before.
 
     path: file; missing folders are made
     content: the whole new content

@@ -193,7 +193,7 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
     """Find files by name, newest first.
 
     pattern: e.g. *.py (at any depth) or src/**/*.ts
-    path: folder to look in, default the workspace
+    path: folder, default the workspace
     """
     target = yield from workspace.to_read(ctx, path)
     if not target.is_dir():
