@@ -193,14 +193,14 @@ def test_a_folder_with_instructions_of_its_own_is_named_once(ws: Workspace) -> N
     ws.put(dict.fromkeys((*files, "known/AGENTS.md", "known/a", "node_modules/x/AGENTS.md"), "x\n"))
     ws.put({"node_modules/x/a": "x\n", "sub/c": "x\n" * 3})
     remark = "({} has instructions for this folder: read it)".format
-    assert ws("read", path="a") == "1\tx"
+    assert ws("read", path="a") == "x"
     told = ws("read", path="sub/c", limit=1)
     assert told.split("\n\n") == [
-        "1\tx",
+        "x",
         remark("sub/AGENTS.md"),
         "(lines 1-1 of 3; use offset=2 to go on)",
     ]
-    assert ws("read", path="sub/a") == "1\tx"
+    assert ws("read", path="sub/a") == "x"
     edited = ws("edit", path="sub/deep/a", old_string="x", new_string="y").split("\n")[0]
     assert edited == f"Edited sub/deep/a, line 1. {remark('sub/deep/AGENTS.md')}"
     assert "instructions" not in ws("read", path="known/AGENTS.md") + ws("read", path="known/a")
@@ -441,7 +441,7 @@ def test_links_stay_and_what_they_lead_to_is_written(ws: Workspace) -> None:
     ws.put({"target": "one"}, **links)
     ws("read", path="link")
     edited = ws("edit", path="link", old_string="one", new_string="1")
-    assert edited.startswith("Edited target, line 1.\n")
+    assert edited == "Edited target, line 1."
     assert ws("write", path="link", content="two") == "Overwrote target: 1 lines, was 1."
     ws("write", path="dangling", content="new")
     assert {name: os.readlink(ws.folder / name) for name in links} == links
