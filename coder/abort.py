@@ -44,8 +44,10 @@ class Abort:
     def wait(self, seconds: float) -> None:
         """Sleep, but not past an abort. Raises Aborted."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and not self.reason:
+        left = seconds
+        while left > 0 and not self.reason:
             time.sleep(min(TICK, left))
+            left = end - time.monotonic()
         self.check()
 
     @contextmanager
@@ -78,9 +80,13 @@ class Abort:
 
 
 def run_in_thread(work: Callable[[], T], check: Callable[[], object], name: str) -> T:
-    """What `work` returns or raises, run in a worker thread. `check` is called every TICK seconds; where it raises, the
-    thread is left behind, since Python cannot end it."""
-    values, errors = list[T](), list[BaseException]()
+    """What `work` returns or raises, run in a worker thread.
+
+    `check` is called every TICK seconds; if it raises, the thread goes on alone, since Python cannot
+    end it.
+    """
+    values: list[T] = []
+    errors: list[BaseException] = []
     done = threading.Event()
 
     def run() -> None:

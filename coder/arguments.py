@@ -20,6 +20,7 @@ JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", d
 KINDS: dict[str, Any] = {name: kind for kind, name in JSON_TYPES.items()}
 KINDS |= {"number": (int, float), "array": list, "null": type(None)}
 BOOLEANS = {"true": True, "false": False, "1": True, "0": False}  # by their text in lower case
+PARAMETER = re.compile(r"(?P<name>\w+): (?P<text>.+)")  # a line of a docstring
 NO_HINTS: Mapping[str, str] = {}
 
 # ---- from a signature to a schema -----------------------------------------------------------
@@ -42,33 +43,40 @@ def described_schema(
 
 def _parse_docstring(doc: str, names: Container[str]) -> tuple[str, dict[str, str]]:
     """(the text, {parameter: description}) of a docstring; `Note: ...` is no parameter."""
-    name, described, rest = "", dict[str, str](), list[str]()
+    description: list[str] = []
+    described: dict[str, str] = {}
+    name = ""  # the parameter that the lines are about
     for line in doc.splitlines():
-        found = re.match(r"\s*(\w+): (.+)", line)
-        if found and (described or found[1] in names):
-            name = found[1]
-            described[name] = found[2].strip()
-        elif name and line.strip():
-            described[name] += " " + line.strip()
+        words = " ".join(line.split())
+        found = PARAMETER.match(words)
+        if found and (described or found["name"] in names):
+            name = found["name"]
+            described[name] = found["text"]
         elif not name:
-            rest.append(line.strip())
-    return " ".join(" ".join(rest).split()).removesuffix(" Args:"), described
+            description.append(words)
+        elif words:
+            described[name] += f" {words}"
+    text = " ".join(each for each in description if each)
+    return text.removesuffix(" Args:"), described
 
 
 def _schema_of(hint: Any, where: str) -> dict[str, Any]:
     """The JSON schema of a type hint, in the words that every server knows: type, items, enum."""
-    origin, arguments = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin in (Union, types.UnionType):
         kinds = [kind for kind in arguments if kind is not type(None)]
         if len(kinds) == 1:
             return _schema_of(kinds[0], where)
-    elif origin is Literal and len({*map(type, arguments)}) == 1:
-        if kind := JSON_TYPES.get(type(arguments[0])):
-            return {"type": kind, "enum": list(arguments)}
-    elif origin is list:
+    if origin is list:
         return {"type": "array", "items": _schema_of(arguments[0], where)}
-    elif kind := JSON_TYPES.get(origin or hint):
-        return {"type": kind}
+    if origin is Literal:
+        kinds = list({type(value) for value in arguments})
+        if len(kinds) == 1 and kinds[0] in JSON_TYPES:
+            return {"type": JSON_TYPES[kinds[0]], "enum": list(arguments)}
+    kind = origin or hint
+    if kind in JSON_TYPES:
+        return {"type": JSON_TYPES[kind]}
     known = "str, int, float, bool, dict, list[...], Literal[...] or one of them | None"
     raise TypeError(f"{where} has the hint {hint!r}: use {known}")
 
@@ -89,44 +97,60 @@ def fit(value: Any, schema: Any, where: str, hints: Mapping[str, str] = NO_HINTS
         raise ToolError(f"{where} has to be one of {', '.join(map(str, schema['enum']))}")
     if isinstance(value, list):
         return [fit(each, schema.get("items"), f"{where}[{n}]") for n, each in enumerate(value)]
-    return _fit_members(value, schema, where, hints) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return _fit_members(value, schema, where, hints)
+    return value
 
 
 def _fit_members(
     value: dict[str, Any], schema: dict[str, Any], where: str, hints: Mapping[str, str]
 ) -> dict[str, Any]:
-    properties, required = schema.get("properties") or {}, schema.get("required") or ()
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or ()
+    _check_names(value, schema, where, hints)
+    inside = f"{where}." if ": " in where else f"{where}: "
+    fitted: dict[str, Any] = {}
+    for name, each in value.items():
+        kinds = _types_of(properties.get(name))
+        is_nullable = not kinds or "null" in kinds
+        if each is None and not is_nullable and name not in required:
+            continue
+        try:
+            fitted[name] = fit(each, properties.get(name), f"{inside}{name}")
+        except ToolError as error:
+            if name not in hints:
+                raise
+            raise ToolError(f"{error}; {hints[name]}") from None
+    return fitted
+
+
+def _check_names(
+    value: dict[str, Any], schema: dict[str, Any], where: str, hints: Mapping[str, str]
+) -> None:
+    """Raises ToolError for a parameter that is unknown or missing."""
+    properties = schema.get("properties") or {}
     names = f"Its parameters: {', '.join(properties)}"
     unknown = [name for name in value if name not in properties]
     is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     if unknown and is_closed:
         ways = "".join(f"; {hints[name]}" for name in unknown if name in hints)
         raise ToolError(f"{where} has no parameter {', '.join(unknown)}{ways}. {names}")
-    if missing := [name for name in required if name not in value]:
+    missing = [name for name in schema.get("required") or () if name not in value]
+    if missing:
         raise ToolError(f"{where} needs {', '.join(missing)}. {names}")
-    nullable = (name for name in value if "null" in (_types_of(properties.get(name)) or ["null"]))
-    kept = {*required, *nullable}
-    given = {name: each for name, each in value.items() if each is not None or name in kept}
-    inside = f"{where}{'.' if ': ' in where else ': '}"
-    fitted = dict[str, Any]()
-    for name, each in given.items():
-        try:
-            fitted[name] = fit(each, properties.get(name), inside + name)
-        except ToolError as error:
-            hint = f"; {hints[name]}" if name in hints else ""
-            raise ToolError(f"{error}{hint}") from None
-    return fitted
 
 
 def _types_of(schema: Any) -> list[str]:
     """The types that a schema names; [] is any type."""
-    kinds = schema.get("type") or [] if isinstance(schema, dict) else []
+    kinds: str | list[str] = []
+    if isinstance(schema, dict):
+        kinds = schema.get("type") or []
     return [kinds] if isinstance(kinds, str) else kinds
 
 
 def _convert(value: Any, kinds: list[str], where: str) -> Any:
     """A value of one of these types; text that is the JSON of one counts."""
-    if not kinds or any(_has_type(value, kind) for kind in kinds):
+    if not kinds or _has_any_type(value, kinds):
         return value
     other = value
     if isinstance(value, str):
@@ -136,9 +160,13 @@ def _convert(value: Any, kinds: list[str], where: str) -> Any:
         other = int(other)
     if "boolean" in kinds and isinstance(other, str | int):
         other = BOOLEANS.get(str(other).lower(), other)
-    if any(_has_type(other, kind) for kind in kinds):
+    if _has_any_type(other, kinds):
         return other
     raise ToolError(f"{where} has to be of type {' or '.join(kinds)}, not {json.dumps(value)[:80]}")
+
+
+def _has_any_type(value: Any, kinds: list[str]) -> bool:
+    return any(_has_type(value, kind) for kind in kinds)
 
 
 def _has_type(value: Any, kind: str) -> bool:

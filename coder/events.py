@@ -47,15 +47,20 @@ class BaseEvent:
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
-    fields = dataclasses.fields(value)
-    return {each.name: _json_of(getattr(value, each.name)) for each in fields if each.repr}
+    return {
+        shown.name: _json_of(getattr(value, shown.name))
+        for shown in dataclasses.fields(value)
+        if shown.repr
+    }
 
 
 def _json_of(value: Any) -> Any:
     """Events, errors and dataclasses as dicts; everything else as it is."""
     if isinstance(value, BaseEvent | ModelError):
         return value.to_dict()
-    return _fields_of(value) if dataclasses.is_dataclass(value) else value
+    if dataclasses.is_dataclass(value):
+        return _fields_of(value)
+    return value
 
 
 # ---- a run and its steps ---------------------------------------------------------------------------------
@@ -66,7 +71,7 @@ class RunStart(BaseEvent):
 
 
 class RunEnd(BaseEvent):
-    """`text` is the answer, or why there is none. `error`: the failed model call, where one ended the run."""
+    """`text` is the answer, or why there is none. `error`: the failed model call, if one ended the run."""
 
     type: ClassVar[Literal["run_end"]] = "run_end"
     stop_reason: StopReason
@@ -90,15 +95,19 @@ class StepEnd(BaseEvent):
 
 
 class Status(BaseEvent):
-    """Where the run is; docs/reading-guide.md draws the states and the ways between them."""
+    """What the run is doing; docs/reading-guide.md draws the states and the ways between them."""
 
     type: ClassVar[Literal["status"]] = "status"
     status: Literal["idle", "busy", "retry"] = field(init=False)  # the state in a rougher word
     state: State
 
     def __post_init__(self) -> None:
-        done = self.state == "ended"
-        self.status = "idle" if done else "retry" if self.state == "waiting" else "busy"
+        if self.state == "ended":
+            self.status = "idle"
+        elif self.state == "waiting":
+            self.status = "retry"
+        else:
+            self.status = "busy"
 
 
 class Retry(BaseEvent):
@@ -158,7 +167,10 @@ class ToolCallDelta(BaseEvent):
 
 
 class ToolStart(BaseEvent):
-    """`arguments` are a copy of the model's, with the types of the tool, before hooks change them; {} where they are unusable."""
+    """`arguments` are a copy of the model's, with the types of the tool, before hooks change them.
+
+    {} if they are unusable.
+    """
 
     type: ClassVar[Literal["tool_start"]] = "tool_start"
     id: str
@@ -206,7 +218,7 @@ class Notice(BaseEvent):
 
 class PermissionAsked(BaseEvent):
     """`pattern` is the whole command or path that will be acted on; `remember` is what "always" would store,
-    "" where nothing can be; `detail` is a preview (a diff); `why` is the reason for an unexpected question.
+    "" if nothing can be; `detail` is a preview (a diff); `why` is the reason for an unexpected question.
 
     `id` is the question's own, since one call can ask several; `call_id` is that of the call, as in ToolStart.
     """
@@ -224,7 +236,10 @@ class PermissionAsked(BaseEvent):
 
     def reply(self, answer: Answer, reason: str = "", remember: str = "") -> None:
         """`reason`: for the model, with "no". `remember`: with "always", another pattern to store."""
-        self.answer, self.reason, self.remember = answer, reason, remember or self.remember
+        self.answer = answer
+        self.reason = reason
+        if remember:
+            self.remember = remember
 
 
 class PermissionReplied(BaseEvent):
@@ -279,7 +294,7 @@ def innermost(event: Event) -> Event:
 
 
 def hidden_usage(event: Event) -> Usage | None:
-    """The usage of a hidden agent's run (a summary), where it ends. No session and no run counts it."""
+    """The tokens of a hidden agent's run (such as a summary) at its `run_end`; no other total has them."""
     while isinstance(event, Nested):
         if isinstance(event.event, RunEnd) and not event.session_id:
             return event.event.usage
@@ -329,9 +344,8 @@ class Returning(Generic[Y, T]):
 
 def drain(generator: Generator[Any, None, T]) -> T:
     """What a generator returns, without its events."""
-    with Returning(
-        generator
-    ) as run:  # an interrupt closes it, too: its traceback would keep it open
+    # `with` closes it after an interrupt, too: the traceback would keep it open
+    with Returning(generator) as run:
         for _ in run:
             pass
     return run.value

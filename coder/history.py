@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import takewhile
-from operator import is_
 from typing import Any
 
 from coder.providers.text import mend_all, new_id, safe_name
@@ -27,7 +25,9 @@ def user(text: str | list[dict[str, Any]]) -> Message:
 
 def tool_message(call_id: str, result: ToolResult) -> Message:
     """The message that answers one call; never empty, which servers refuse."""
-    meta = {"timestamp": now()} | ({"is_error": True} if result.is_error else {})
+    meta: dict[str, Any] = {"timestamp": now()}
+    if result.is_error:
+        meta["is_error"] = True
     content = mend_all(content_of(result.content)) or "(no output)"
     return {"role": "tool", "tool_call_id": call_id, "content": content, "meta": meta}
 
@@ -38,17 +38,21 @@ def now() -> int:
 
 
 def newest(messages: list[Message]) -> Message:
-    """The last message with a role of the API; {} where there is none."""
-    return next((each for each in reversed(messages) if each.get("role") in ROLES), {})
+    """The last message with a role of the API; {} if there is none."""
+    for message in reversed(messages):
+        if message.get("role") in ROLES:
+            return message
+    return {}
 
 
 def nothing_to_answer(messages: list[Message]) -> str:
-    """Why a list has nothing that a model could answer; "" where it has."""
+    """Why a list has nothing that a model could answer; "" if it has."""
     last = newest(messages)
     if not last:
         return "there is no message to continue from"
-    done = last["role"] == "assistant" and not last.get("tool_calls")
-    return "the last message is a finished answer" if done else ""
+    if last["role"] == "assistant" and not last.get("tool_calls"):
+        return "the last message is a finished answer"
+    return ""
 
 
 def is_answer(message: Message) -> bool:
@@ -63,53 +67,57 @@ def stamp_usage(message: Message, usage: Usage, sent: int) -> None:
 
 
 def stamped_usage(messages: list[Message]) -> Usage:
-    """The tokens of the newest answer and of what was sent for it, where these are still the messages before it.
+    """The tokens of the newest answer and of what was sent for it; zeros if other messages stand before it now.
 
     `messages` have to be in order (repair).
     """
-    places = (place for place in reversed(range(len(messages))) if is_answer(messages[place]))
-    place = next(places, None)
-    count = messages[place].get("meta", {}).get("usage") if place is not None else None
-    if not isinstance(count, dict) or count.get("messages") != place:
-        return Usage()
-    return Usage(count["input"], count["output"])
+    for index in reversed(range(len(messages))):
+        if is_answer(messages[index]):
+            count = messages[index].get("meta", {}).get("usage")
+            if isinstance(count, dict) and count.get("messages") == index:
+                return Usage(count["input"], count["output"])
+            break
+    return Usage()
 
 
 def forget_usage(messages: list[Message]) -> None:
-    """In place, where the messages that were counted have been replaced."""
-    for message in filter(is_answer, messages):
-        message.get("meta", {}).pop("usage", None)
+    """Forget, in place, what was counted for the answers: the messages that were counted have been replaced."""
+    for message in messages:
+        if is_answer(message):
+            message.get("meta", {}).pop("usage", None)
 
 
 # ---- the form of a message ------------------------------------------------------------------
 
 
-def formed(value: Any) -> Message | None:
+def checked_message(value: Any) -> Message | None:
     """A message whose fields have their types; the same object if they have, None without a role.
 
     Of a message with a custom role only "meta" is checked.
     """
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         return None
-    made = dict(value)
-    if not isinstance(made.get("meta", {}), dict):
-        del made["meta"]
-    if made["role"] in ROLES:
-        if "tool_call_id" in made:
-            made["tool_call_id"] = as_text(made["tool_call_id"])
-        if made.get("content") is not None:
-            made["content"] = content_of(made["content"])
-        given = made.pop("tool_calls", None)
-        given = given if isinstance(given, list) else []
-        calls = [_form_call(call) for call in given if isinstance(call, dict)]
-        if calls and made["role"] == "assistant":
-            made["tool_calls"] = calls
-    return value if made == value else made
+    message = dict(value)
+    if not isinstance(message.get("meta", {}), dict):
+        del message["meta"]
+    if message["role"] in ROLES:
+        if "tool_call_id" in message:
+            message["tool_call_id"] = as_text(message["tool_call_id"])
+        if message.get("content") is not None:
+            message["content"] = content_of(message["content"])
+        calls = message.pop("tool_calls", None)
+        if message["role"] == "assistant" and isinstance(calls, list):
+            checked = [_checked_call(call) for call in calls if isinstance(call, dict)]
+            if checked:
+                message["tool_calls"] = checked
+    return value if message == value else message
 
 
 def content_of(value: Any) -> str | list[dict[str, Any]]:
     """What may stand in a message: text, or parts in the API's form."""
-    return [_form_part(part) for part in value] if isinstance(value, list) else as_text(value)
+    if isinstance(value, list):
+        return [_checked_part(part) for part in value]
+    return as_text(value)
 
 
 def truncate_content(value: Any, limit: int) -> str | list[dict[str, Any]]:
@@ -117,31 +125,38 @@ def truncate_content(value: Any, limit: int) -> str | list[dict[str, Any]]:
     content = content_of(value)
     if isinstance(content, str):
         return truncate(content, limit)
-    texts = (truncate(part.get("text", ""), limit) for part in content)
-    return [part | {"text": text} if text else part for part, text in zip(content, texts)]
+    return [
+        part | {"text": truncate(part["text"], limit)} if part.get("text") else part
+        for part in content
+    ]
 
 
 def truncate(text: str, limit: int) -> str:
     """The first and the last half of `limit` characters, and how many are missing between them."""
     if len(text) <= limit:
         return text
-    half, missing = limit // 2, len(text) - limit
+    half = limit // 2
+    missing = len(text) - limit
     return f"{text[:half]}\n\n... [truncated {missing} characters] ...\n\n{text[-half:]}"
 
 
 def calls_of(message: Message) -> list[dict[str, Any]]:
-    """The calls of an answer; a message of another role has none, whatever stands in it."""
-    return message.get("tool_calls") or [] if message.get("role") == "assistant" else []
+    """The calls of an answer; a message of another role has none, whatever its fields say."""
+    if message.get("role") != "assistant":
+        return []
+    return message.get("tool_calls") or []
 
 
 def as_text(value: Any) -> str:
     """Text as it is, nothing for None, anything else as JSON."""
     if isinstance(value, str):
         return value
-    return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _form_part(part: Any) -> dict[str, Any]:
+def _checked_part(part: Any) -> dict[str, Any]:
     if not isinstance(part, dict) or not isinstance(part.get("text", ""), str):
         return {"type": "text", "text": as_text(part)}
     if part.get("type") == "image" and part.get("data") and part.get("mimeType"):
@@ -151,18 +166,23 @@ def _form_part(part: Any) -> dict[str, Any]:
 
 
 def image_part(image: dict[str, Any]) -> dict[str, Any]:
-    """An image in the API's form. Raises ValueError where it is none."""
-    part = _form_part(image)
+    """An image in the API's form. Raises ValueError for anything else."""
+    part = _checked_part(image)
     if part.get("type") != "image_url":
         form = '{"type": "image", "data": base64, "mimeType": "image/png"}'
         raise ValueError(f"an image is {form} or an image_url part")
     return part
 
 
-def _form_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"] if isinstance(call.get("function"), dict) else {}
-    function = function | {name: as_text(function.get(name)) for name in ("name", "arguments")}
-    return call | {"id": as_text(call.get("id")), "function": function}
+def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict):
+        function = {}
+    texts = {
+        "name": as_text(function.get("name")),
+        "arguments": as_text(function.get("arguments")),
+    }
+    return call | {"id": as_text(call.get("id")), "function": function | texts}
 
 
 # ---- repairing a list -----------------------------------------------------------------------
@@ -171,60 +191,87 @@ def _form_call(call: dict[str, Any]) -> dict[str, Any]:
 def repair(messages: list[Message], taken: set[str] | None = None) -> list[Message]:
     """A list that every server accepts; messages that are in order are the same objects.
 
-    Each message is `formed`. Each call gets exactly one result, right behind its message and in its
-    order; a missing one is made up. Results without a call and assistant messages with neither text
-    nor calls are dropped. Ids are made unique (`taken`: those used before this list), names and
-    arguments made acceptable. Messages with a custom role stay as they are.
+    Each message is checked (`checked_message`). Each call gets exactly one result, right after its
+    message and in its order; a missing one is made up. Results without a call and assistant messages
+    with neither text nor calls are dropped. Ids are made unique (`taken`: those used before this
+    list), names and arguments made acceptable. Messages with a custom role stay as they are.
     """
     taken = set() if taken is None else taken
-    messages = [message for message in map(formed, messages) if message is not None]
-    fixed: list[Message] = []
-    for place, message in enumerate(messages):
+    checked = [checked_message(message) for message in messages]
+    messages = [message for message in checked if message is not None]
+    repaired: list[Message] = []
+    for index, message in enumerate(messages):
         role = message["role"]
-        if role not in ROLES:
-            fixed.append(message)
-        elif calls_of(message):
-            following = map(messages.__getitem__, range(place + 1, len(messages)))  # no copy
-            turn = takewhile(lambda each: each["role"] != "assistant", following)
-            results = [each for each in turn if each["role"] == "tool"]
-            fixed += _answer_calls(message, results, taken)
-        elif role != "tool" and (role != "assistant" or text_of(message)):
-            fixed.append(message)  # the results are taken with their calls, above
-    return fixed
+        if calls_of(message):
+            repaired += _answer_calls(message, _results_after(index, messages), taken)
+        elif role == "tool":
+            continue  # results are taken with their calls, above
+        elif role == "assistant" and not text_of(message):
+            continue
+        else:
+            repaired.append(message)
+    return repaired
+
+
+def _results_after(index: int, messages: list[Message]) -> list[Message]:
+    """The tool results between the answer at `index` and the next answer."""
+    results = []
+    for following in range(index + 1, len(messages)):
+        message = messages[following]
+        if message["role"] == "assistant":
+            break
+        if message["role"] == "tool":
+            results.append(message)
+    return results
 
 
 def _answer_calls(message: Message, results: list[Message], taken: set[str]) -> list[Message]:
     """An assistant message with calls, and one result for each."""
-    calls, answers = [], []
+    calls: list[dict[str, Any]] = []
+    answers: list[Message] = []
     for call in message["tool_calls"]:
-        fixed = _mend_call(call, taken)
-        taken.add(fixed["id"])
-        calls.append(fixed)
-        found = next((each for each in results if each.get("tool_call_id") == call["id"]), None)
-        results = [each for each in results if each is not found]
-        answers.append(_fit_result(found, fixed["id"]))
-    same = all(ours is theirs for ours, theirs in zip(calls, message["tool_calls"]))
-    return [message if same else message | {"tool_calls": calls}, *answers]
+        mended = _mend_call(call, taken)
+        taken.add(mended["id"])
+        calls.append(mended)
+        result = _take_result(results, call["id"])
+        answers.append(_fit_result(result, mended["id"]))
+    is_same = all(mended is call for mended, call in zip(calls, message["tool_calls"]))
+    if not is_same:
+        message = message | {"tool_calls": calls}
+    return [message, *answers]
 
 
-def _fit_result(found: Message | None, call_id: str) -> Message:
-    if found is None:
+def _take_result(results: list[Message], call_id: str) -> Message | None:
+    """The first result of this call; it is taken out of the list, since another call may have the same id."""
+    for index, result in enumerate(results):
+        if result.get("tool_call_id") == call_id:
+            return results.pop(index)
+    return None
+
+
+def _fit_result(result: Message | None, call_id: str) -> Message:
+    """The result as servers take it: with the id of its call, and not empty."""
+    if result is None:
         return tool_message(call_id, ToolResult(NOT_RUN, is_error=True))
-    if found.get("tool_call_id") == call_id and found.get("content"):
-        return found
-    return found | {"tool_call_id": call_id, "content": found.get("content") or "(no output)"}
+    if result.get("tool_call_id") == call_id and result.get("content"):
+        return result
+    return result | {"tool_call_id": call_id, "content": result.get("content") or "(no output)"}
 
 
 def _mend_call(call: dict[str, Any], taken: set[str]) -> dict[str, Any]:
     """The call with id, name and arguments that servers take; the same object if it has them."""
+    call_id = call["id"]
+    if not call_id or call_id in taken:
+        call_id = new_id()
     function = call["function"]
-    call_id, name, arguments = call["id"], function["name"], function["arguments"]
-    good_id = call_id if call_id and call_id not in taken else new_id()
-    good_arguments = arguments if _is_object(arguments) else "{}"
-    if (good_id, safe_name(name), good_arguments) == (call_id, name, arguments):
+    mended = {
+        "name": safe_name(function["name"]),
+        "arguments": function["arguments"] if _is_object(function["arguments"]) else "{}",
+    }
+    function_is_good = function | mended == function
+    if call_id == call["id"] and function_is_good:
         return call
-    function = function | {"name": safe_name(name), "arguments": good_arguments}
-    return call | {"id": good_id, "type": "function", "function": function}
+    return call | {"id": call_id, "type": "function", "function": function | mended}
 
 
 def _is_object(arguments: Any) -> bool:
@@ -235,43 +282,65 @@ def _is_object(arguments: Any) -> bool:
 
 
 def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
-    """The wire messages: without "meta" and custom roles, and, where another model than `model` wrote a
-    message, without its thoughts and signatures."""
+    """The wire messages: without "meta" and custom roles.
+
+    Those that another model than `model` wrote go without its thoughts and signatures.
+    """
     wire: list[Message] = []
     for message in messages:  # without a call of a function for each: there may be thousands
-        if message.get("role") in ROLES:
-            sent = message.copy()
-            writer = sent.pop("meta", {}).get("model", model)
-            is_foreign = model and writer != model and message["role"] == "assistant"
-            wire.append(_without_thoughts(sent) if is_foreign else sent)
+        if message.get("role") not in ROLES:
+            continue
+        sent = message.copy()
+        writer = sent.pop("meta", {}).get("model", model)
+        if model and writer != model and message["role"] == "assistant":
+            sent = _without_thoughts(sent)
+        wire.append(sent)
     return wire
 
 
 def _without_thoughts(message: Message) -> Message:
-    wire: Message = {name: message[name] for name in ("role", "content") if name in message}
-    if calls := calls_of(message):
-        names = ("id", "type", "function")
-        wire["tool_calls"] = [{name: c[name] for name in names if name in c} for c in calls]
+    wire = _only(message, "role", "content")
+    calls = calls_of(message)
+    if calls:
+        wire["tool_calls"] = [_only(call, "id", "type", "function") for call in calls]
     return wire
 
 
+def _only(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
+
+
 class History:
-    """`repair` for the list of a run, in place. The messages at its beginning that it has repaired before are not checked
-    again, so that a late step costs little more than the first one."""
+    """`repair` for the list of a run, in place.
+
+    The messages at its beginning that it has repaired before are not checked again, so that a late
+    step costs little more than the first one.
+    """
 
     def __init__(self, messages: list[Message]) -> None:
         self.messages = messages
-        self._repaired_messages: list[Message] = []
+        self._repaired: list[Message] = []
         self._call_ids: set[str] = set()  # of the calls in them
 
     def repair(self) -> None:
-        messages, repaired = self.messages, self._repaired_messages
-        known = [*map(is_, repaired, messages), False].index(False)
-        if known == len(messages) == len(repaired):
+        messages = self.messages
+        known = common_prefix(self._repaired, messages)
+        if known == len(messages) == len(self._repaired):
             return
+        # The last turn again: results of its calls may be among the new messages
         while known and messages[known - 1].get("role") == "tool":
-            known -= 1  # the last turn again: results of its calls may be among the new messages
-        known -= bool(known and messages[known - 1].get("tool_calls"))
-        self._call_ids -= {call["id"] for each in repaired[known:] for call in calls_of(each)}
+            known -= 1
+        if known and messages[known - 1].get("tool_calls"):
+            known -= 1
+        for message in self._repaired[known:]:
+            self._call_ids -= {call["id"] for call in calls_of(message)}
         messages[known:] = repair(messages[known:], self._call_ids)
-        repaired[known:] = messages[known:]
+        self._repaired[known:] = messages[known:]
+
+
+def common_prefix(old: list[Message], new: list[Message]) -> int:
+    """How many messages at the beginning of both lists are the same objects."""
+    for index, (before, after) in enumerate(zip(old, new)):
+        if before is not after:
+            return index
+    return min(len(old), len(new))

@@ -10,7 +10,6 @@ run: it is a bug, and the history is left valid. extend/guard.py has a guard for
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from coder.abort import Abort
@@ -50,7 +49,8 @@ class Hooks:
         """Called before every model call; None keeps the model's own key."""
 
     def get_steering_messages(self) -> Outcome[Sequence[Message]]:
-        """Called at the start, before the end, and after each group of tools: messages then skip the remaining calls."""
+        """Called at the start, before the end, and after each group of tools: messages then skip the
+        remaining calls."""
         return ()
 
     def get_follow_up_messages(self) -> Outcome[Sequence[Message]]:
@@ -62,8 +62,8 @@ class Hooks:
     ) -> Outcome[bool]:
         """The context may be too long: shorten `messages` in place and return True, or return False.
 
-        Called with "threshold" before a request (`usage` is that of the last answer), with "length" and "overflow"
-        when the model ran into its limit; at most `max_compactions` times between two answers."""
+        Called with "threshold" before a request (`usage` is that of the last answer), with "length" and
+        "overflow" when the model ran into its limit; at most `max_compactions` times between two answers."""
         return False
 
     def on_doom_loop(self, event: DoomLoop) -> Outcome[bool]:
@@ -81,7 +81,7 @@ HOOK_NAMES = tuple(name for name in vars(Hooks) if not name.startswith("_"))
 def implements(hook: Hooks, name: str) -> bool:
     """Does this hook override the method?"""
     if isinstance(hook, HookChain):
-        return any(implements(each, name) for each in hook.hooks)
+        return any(implements(inner, name) for inner in hook.hooks)
     return name in vars(hook) or getattr(type(hook), name) is not getattr(Hooks, name)
 
 
@@ -95,35 +95,95 @@ class FunctionHooks(Hooks):
             setattr(self, name, function)
 
 
-# How the answers of several hooks become one. Where a name is in none of these, all hooks are just called.
-FIRST = {"before_tool_call", "get_api_key", "on_length"}  # the first answer counts
-JOINED = {"get_steering_messages", "get_follow_up_messages"}
-CHANGED = {"after_tool_call": 1, "transform_context": 0, "convert_to_llm": 0}  # which argument
-
-
 class HookChain(Hooks):
-    """Several hooks as one, called in order: each sees what those before it have changed."""
+    """Several hooks as one, called in order: each sees what those before it have changed.
+
+    How their answers become one: of `before_tool_call`, `get_api_key`, `on_length` and `on_doom_loop`
+    the first answer counts, queued messages are joined, and a changed list or result goes on to the
+    next hook.
+    """
 
     def __init__(self, *hooks: Hooks) -> None:
         self.hooks = list(hooks)
-        for name in HOOK_NAMES:
-            setattr(self, name, partial(self._call, name))
 
-    def _call(self, name: str, *args: Any) -> Events[Any]:
-        methods = [getattr(hook, name) for hook in self.hooks if implements(hook, name)]
-        if (
-            name == "on_doom_loop"
-        ):  # the first hook decides; without one, the consumer of the events
-            decide = methods[0] if methods else Hooks().on_doom_loop
-            return (yield from resolve(decide(*args)))
-        values, place = list(args), CHANGED.get(name)
-        result: Any = [] if name in JOINED else None if place is None else args[place]
-        for method in methods:
-            answer = yield from resolve(method(*values))
-            if name in JOINED:
-                result += answer
-            elif name in FIRST and answer:
-                return answer
-            elif place is not None and answer is not None:
-                result = values[place] = answer
+    def on_run_start(self, abort: Abort) -> Events[None]:
+        yield from self._call_all("on_run_start", abort)
+
+    def before_llm_call(self, request: Request) -> Events[None]:
+        yield from self._call_all("before_llm_call", request)
+
+    def after_llm_call(self, completion: Completion) -> Events[None]:
+        yield from self._call_all("after_llm_call", completion)
+
+    def on_compacted(self, messages: list[Message]) -> Events[None]:
+        yield from self._call_all("on_compacted", messages)
+
+    def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Events[ToolResult | None]:
+        answer: ToolResult | None
+        answer = yield from self._first_answer("before_tool_call", call, ctx)
+        return answer
+
+    def get_api_key(self) -> Events[str | None]:
+        key: str | None = yield from self._first_answer("get_api_key")
+        return key
+
+    def on_length(
+        self, messages: list[Message], trigger: Trigger, usage: Usage, abort: Abort
+    ) -> Events[bool]:
+        answer = yield from self._first_answer("on_length", messages, trigger, usage, abort)
+        return bool(answer)
+
+    def on_doom_loop(self, event: DoomLoop) -> Events[bool]:
+        """The first hook decides, also with a no; without one, the consumer of the events."""
+        deciding = self._methods("on_doom_loop")
+        decide = deciding[0] if deciding else super().on_doom_loop
+        is_allowed: bool = yield from resolve(decide(event))
+        return is_allowed
+
+    def get_steering_messages(self) -> Events[list[Message]]:
+        return (yield from self._joined_answers("get_steering_messages"))
+
+    def get_follow_up_messages(self) -> Events[list[Message]]:
+        return (yield from self._joined_answers("get_follow_up_messages"))
+
+    def transform_context(self, messages: list[Message], abort: Abort) -> Events[list[Message]]:
+        for transform in self._methods("transform_context"):
+            changed = yield from resolve(transform(messages, abort))
+            if changed is not None:
+                messages = changed
+        return messages
+
+    def convert_to_llm(self, messages: list[Message]) -> Events[list[Message]]:
+        for convert in self._methods("convert_to_llm"):
+            changed = yield from resolve(convert(messages))
+            if changed is not None:
+                messages = changed
+        return messages
+
+    def after_tool_call(self, call: ToolCall, result: ToolResult) -> Events[ToolResult | None]:
+        for change in self._methods("after_tool_call"):
+            changed = yield from resolve(change(call, result))
+            if changed is not None:
+                result = changed
         return result
+
+    def _methods(self, name: str) -> list[Callable[..., Outcome[Any]]]:
+        """The methods of this name that the hooks override."""
+        return [getattr(hook, name) for hook in self.hooks if implements(hook, name)]
+
+    def _call_all(self, name: str, *args: Any) -> Events[None]:
+        for method in self._methods(name):
+            yield from resolve(method(*args))
+
+    def _first_answer(self, name: str, *args: Any) -> Events[Any]:
+        for method in self._methods(name):
+            answer = yield from resolve(method(*args))
+            if answer:
+                return answer
+        return None
+
+    def _joined_answers(self, name: str) -> Events[list[Message]]:
+        messages: list[Message] = []
+        for method in self._methods(name):
+            messages += yield from resolve(method())
+        return messages

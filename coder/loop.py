@@ -1,6 +1,6 @@
 """The agent loop: call the model, run the tools it asks for, and again, until it is done.
 
-Read `run_loop`, then `run_to_end`, then `run_steps`. Asking the model, with retries and compaction, is
+Read `run_loop`, then `run_to_end`, `run_steps` and `run_step`. Asking the model, with retries and compaction, is
 model_call.py; running tools is tool_calls.py; the state of a run is run.py. Events come out, hooks go in.
 
 The list of messages belongs to the caller and is extended in place. However a run ends (an answer, a limit,
@@ -18,21 +18,21 @@ from coder.ai import Model
 from coder.events import Events, drain, resolve
 from coder.history import nothing_to_answer, user
 from coder.hooks import Hooks
-from coder.model_call import ask
+from coder.model_call import ask, end_of
 from coder.providers.errors import RetryPolicy
 from coder.run import End, Run
 from coder.text_calls import reminder
-from coder.tool_calls import run_tools
+from coder.tool_calls import reason_not_to_run, run_tools
 from coder.toolset import Tool, Toolset
 from coder.types import (
     Aborted,
     Budget,
-    Completion,
     Limits,
     Message,
     ModelError,
     Reasoning,
     RunResult,
+    Usage,
 )
 
 ASKED_AGAIN = (
@@ -60,29 +60,30 @@ def run_loop(
     """A generator of the events of one run, which returns its RunResult.
 
     `prompt` (text or messages) is added to the list first. `max_steps` replaces that of `limits`.
-    Raises ValueError where there is nothing to answer, KeyboardInterrupt and programming errors.
+    Raises ValueError if there is nothing to answer, KeyboardInterrupt and programming errors.
     """
     if not isinstance(hooks, Hooks | None):
         raise TypeError("hooks is one object of the class Hooks; a HookChain makes one of several")
-    limits = replace(limits, max_steps=max_steps) if max_steps is not None else limits
+    if max_steps is not None:
+        limits = replace(limits, max_steps=max_steps)
     run = Run(
-        messages,
-        model,
-        tools if isinstance(tools, Toolset) else Toolset(tools),
-        system,
-        reasoning,
-        hooks or Hooks(),
-        limits,
-        retry,
-        abort or Abort(),
-        budget or Budget(limits.max_steps),
+        messages=messages,
+        model=model,
+        tools=tools if isinstance(tools, Toolset) else Toolset(tools),
+        system=system,
+        reasoning=reasoning,
+        hooks=hooks or Hooks(),
+        limits=limits,
+        retry=retry,
+        abort=abort or Abort(),
+        budget=budget or Budget(limits.max_steps),
         pending=[user(prompt)] if isinstance(prompt, str) else list(prompt),
     )
     return run_to_end(run)
 
 
 def run_to_end(run: Run) -> Events[RunResult]:
-    """Run all steps; close the list and report the end on every way out."""
+    """Run all steps; settle the list and report the end on every way out."""
     interrupt: KeyboardInterrupt | None = None
     with run.abort.child(run.limits.max_seconds) as token:
         run.abort = token
@@ -90,13 +91,18 @@ def run_to_end(run: Run) -> Events[RunResult]:
             yield events.RunStart()
             yield events.Status("preparing")
             end = yield from run_steps(run)
-        except (Aborted, KeyboardInterrupt) as error:
-            interrupt = error if isinstance(error, KeyboardInterrupt) else None
-            run.abort.set(str(error) or "aborted")  # a KeyboardInterrupt has no text
+        except Aborted as error:
+            run.abort.set(str(error))
             end = run.abort_end()
-            yield from run.close()
+            yield from run.settle()
+        except KeyboardInterrupt as error:
+            interrupt = error
+            run.abort.set()
+            end = run.abort_end()
+            yield from run.settle()
         finally:
-            drain(run.close())  # nobody can get these events: an exception, or the consumer stopped
+            # After an exception, or if the consumer has stopped, nobody can get these events
+            drain(run.settle())
         yield events.Status("ended")
         yield events.RunEnd(end.stop_reason, end.text, run.usage, run.steps, end.error)
         if interrupt:
@@ -104,56 +110,74 @@ def run_to_end(run: Run) -> Events[RunResult]:
         return RunResult(end.stop_reason, end.text, run.messages, run.usage, run.steps, end.error)
 
 
-def unanswerable(messages: list[Message], hooks: Hooks) -> Events[str]:
-    """Why a list has nothing that a model could answer, also as the hooks convert it; "" where it has."""
-    problem = nothing_to_answer(messages)
-    if problem:  # unless there is a message with a role of the user's own
-        problem = nothing_to_answer((yield from resolve(hooks.convert_to_llm(messages))))
-    return problem
-
-
 def run_steps(run: Run) -> Events[End]:
     """Take steps, until an answer or a limit ends the run and no queued message continues it."""
     yield from resolve(run.hooks.on_run_start(run.abort))
     run.pending += yield from resolve(run.hooks.get_steering_messages())
-    problem = "" if run.pending else (yield from unanswerable(run.messages, run.hooks))
-    if problem:
-        raise ValueError(f"{problem}: give the run a prompt")
-    end = None
-    while not end:
+    if not run.pending:
+        problem = yield from unanswerable(run.messages, run.hooks)
+        if problem:
+            raise ValueError(f"{problem}: give the run a prompt")
+    while True:
         run.abort.check()
         if run.budget.left <= 0:
             yield from run.add_pending()
             return End("max_steps", run.text or "Max steps reached, task may be incomplete.")
-        yield run.begin_step()
-        yield from run.add_pending()
-        answer, end = yield from ask(run)
-        if answer and answer.calls:
-            yield events.Status("running_tools")
-            end = (yield from run_tools(run, answer, end)) or end
-            yield from run.add_pending()
-        yield run.end_step(answer)
-        if end and end.continuable:
+        end = yield from run_step(run)
+        if end and not end.continuable:
+            return end
+        if end:
+            # The model is done: a queued message, or a reminder to call a tool, continues the run
             yield events.Status("finishing")
-            run.pending += yield from resolve(run.hooks.get_steering_messages())
+            yield from take_queued_messages(run)
             if not run.pending:
-                run.pending += yield from resolve(run.hooks.get_follow_up_messages())
-            if not run.pending and answer and end.stop_reason == "stop":
-                end = yield from check_called(run, answer, end)
-            end = None if run.pending else end
-        if not end:
-            yield events.Status("preparing")
+                end = yield from check_called(run, end)
+            if not run.pending:
+                return end
+        yield events.Status("preparing")
+
+
+def run_step(run: Run) -> Events[End | None]:
+    """Ask the model, and run the tools that it calls. Returns None if the run goes on."""
+    yield run.begin_step()
+    yield from run.add_pending()
+    answer = yield from ask(run)
+    if isinstance(answer, End):  # no attempt has brought an answer
+        yield run.end_step("error", Usage())
+        return answer
+    end = end_of(answer, run.model.context_window)
+    if answer.calls:
+        yield events.Status("running_tools")
+        stuck = yield from run_tools(run, reason_not_to_run(answer, end))
+        end = stuck or end
+        yield from run.add_pending()  # what the user has queued meanwhile
+    yield run.end_step(answer.finish_reason, answer.usage)
     return end
 
 
-def check_called(run: Run, answer: Completion, end: End) -> Events[End]:
-    """Ask once more after an answer in which a call is only written or announced; the second one ends the run."""
-    tools = run.offered
-    if not tools.tools:
+def take_queued_messages(run: Run) -> Events[None]:
+    """Steering messages; without any, the follow-ups."""
+    run.pending += yield from resolve(run.hooks.get_steering_messages())
+    if not run.pending:
+        run.pending += yield from resolve(run.hooks.get_follow_up_messages())
+
+
+def unanswerable(messages: list[Message], hooks: Hooks) -> Events[str]:
+    """Why the list, also as the hooks convert it, has nothing that a model could answer; else ""."""
+    problem = nothing_to_answer(messages)
+    if problem:  # the hooks may convert a message with a role of the user's own
+        converted = yield from resolve(hooks.convert_to_llm(messages))
+        problem = nothing_to_answer(converted)
+    return problem
+
+
+def check_called(run: Run, end: End) -> Events[End]:
+    """Ask once more after an answer that only writes or announces a call; a second one fails the run."""
+    names = list(run.offered.tools)
+    if not names or end.stop_reason != "stop":
         return end
-    text = reminder(
-        answer.text, list(tools.tools), tools.has, has_run_tools=run.repetitions.calls > 0
-    )
+    has_run_tools = run.repetitions.calls > 0
+    text = reminder(run.text, names, run.offered.has, has_run_tools=has_run_tools)
     if not text:
         return end
     if run.was_reminded:

@@ -17,12 +17,15 @@ CUT = "The answer was cut at the output limit before it began."
 FILTERED = "The provider's content filter stopped the answer."
 
 
-def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
-    """(the answer, None if there is none; the End, None if its tool calls are to be run)."""
+def ask(run: Run) -> Events[Completion | End]:
+    """One accepted answer; or the End of the run, if no attempt has brought one."""
     failures = Failures(run.retry, run.limits.max_errors)
-    may_be_empty = newest(run.messages).get("role") == "tool"
+    # After tool results an empty answer means that the model is done. Else it is asked once more
+    empty_is_fine = newest(run.messages).get("role") == "tool"
     while True:
         yield from compact(run, "threshold")
+
+        # One attempt. An error is compacted away, waited for, or the end
         try:
             answer = yield from attempt(run)
         except ModelError as error:
@@ -31,30 +34,54 @@ def ask(run: Run) -> Events[tuple[Completion | None, End | None]]:
             if error.kind == "overflow":
                 if (yield from compact(run, "overflow")):
                     continue
-                return None, End("length", CONTEXT_LIMIT, error)
-            if (delay := failures.delay(error)) is None:
-                return None, End("error", failures.text(error), error)
+                return End("length", CONTEXT_LIMIT, error)
+            delay = failures.delay(error)
+            if delay is None:
+                return End("error", failures.text(error), error)
             yield from wait(run, failures.attempts, delay, error)
             continue
-        tokens = answer.usage.input + answer.usage.output
-        was_cut = answer.finish == "length" and not answer.calls
-        is_full = was_cut and tokens >= FULL * run.model.context_window
-        if is_full and (yield from compact(run, "length")):
-            continue
-        empty = answer.finish in ("stop", "tool_calls") and not (answer.text or answer.calls)
-        # Behind tool results an empty answer means that the model is done. Elsewhere it is asked once more
-        if empty and not may_be_empty:
-            may_be_empty = True
+
+        # An answer that the full context has cut is asked for again in a shorter list
+        if fills_context(answer, run.model.context_window):
+            if (yield from compact(run, "length")):
+                continue
+        elif is_empty(answer) and not empty_is_fine:
+            empty_is_fine = True
             nothing = ModelError("empty", "the answer was empty", retryable=True)
             yield from wait(run, failures.attempts + 1, 0.0, nothing)
             continue
+
         yield from accept(run, answer)
         if answer.finish == "content_filter":
             yield events.Notice(FILTERED)
-        if is_full:
-            full = ModelError("overflow", "the context is full")  # no error of the server's
-            return answer, End("length", answer.text or CONTEXT_LIMIT, full)
-        return answer, end_of(answer)
+        return answer
+
+
+def fills_context(answer: Completion, context_window: int) -> bool:
+    """Was the text cut since the context is full, not at the limit of the output?"""
+    tokens = answer.usage.input + answer.usage.output
+    was_cut = answer.finish == "length" and not answer.calls
+    return was_cut and tokens >= FULL * context_window
+
+
+def is_empty(answer: Completion) -> bool:
+    """Has the model ended its answer without a text and without a call?"""
+    is_whole = answer.finish in ("stop", "tool_calls")
+    return is_whole and not answer.text and not answer.calls
+
+
+def end_of(answer: Completion, context_window: int) -> End | None:
+    """The End that this answer means; None if its tool calls are to be run."""
+    if answer.finish == "content_filter":
+        return End("content_filter", answer.text or FILTERED)
+    if answer.calls:
+        return None
+    if fills_context(answer, context_window):
+        error = ModelError("overflow", "the context is full")  # no error of the server's
+        return End("length", answer.text or CONTEXT_LIMIT, error)
+    if answer.finish == "length":
+        return End("length", answer.text or CUT, continuable=True)
+    return End("stop", answer.text or "Task completed.", continuable=True)
 
 
 def compact(run: Run, trigger: Trigger) -> Events[bool]:
@@ -70,11 +97,13 @@ def compact(run: Run, trigger: Trigger) -> Events[bool]:
     with Returning(resolve(shortened)) as work:
         for event in work:
             if isinstance(event, events.Compacted):
-                event.attempt, event.messages = run.compactions + 1, run.messages[:]
+                event.attempt = run.compactions + 1
+                event.messages = run.messages[:]
             yield event
     if work.value:
         run.compactions += 1
-        run.partial, run.last_usage = [], Usage()  # both belong to the longer list
+        run.partial = []
+        run.last_usage = Usage()  # that of the newest answer counted the longer list
         if trigger != "threshold":
             yield events.Status("preparing")
         yield from resolve(run.hooks.on_compacted(run.messages))
@@ -109,10 +138,14 @@ def request_for(run: Run) -> Events[Request]:
     run.history.repair()  # again: the hooks had the list
     if converted is not run.messages:
         converted = repair(converted)
-    wire = convert_to_llm(converted, run.model.name)
-    key = yield from resolve(run.hooks.get_api_key())
-    tools = run.tools
-    request = Request(wire, tools.schemas, run.system, key, {}, run.reasoning, tools.session_id)
+    request = Request(
+        messages=convert_to_llm(converted, run.model.name),
+        tools=run.tools.schemas,
+        system=run.system,
+        api_key=(yield from resolve(run.hooks.get_api_key())),
+        reasoning=run.reasoning,
+        session_id=run.tools.session_id,
+    )
     yield from resolve(run.hooks.before_llm_call(request))
     request.tools, run.offered = run.tools.select(request.tools)
     return request
@@ -128,8 +161,11 @@ def wait(run: Run, attempt: int, delay: float, error: ModelError) -> Events[None
 
 def accept(run: Run, answer: Completion) -> Events[None]:
     """Stamp the answer and announce it; add it to the list, unless it is empty."""
-    run.partial, run.compactions = [], 0
-    run.text, run.last_usage, run.answer = answer.text, answer.usage, answer.message
+    run.partial = []
+    run.compactions = 0
+    run.text = answer.text
+    run.last_usage = answer.usage
+    run.answer = answer.message
     answer.message["meta"] = run.stamp()
     recognize_calls(run, answer)
     run.open_calls = [OpenCall(call, run.context(call)) for call in answer.calls]
@@ -140,24 +176,17 @@ def accept(run: Run, answer: Completion) -> Events[None]:
 
 
 def recognize_calls(run: Run, answer: Completion) -> None:
-    """Turn calls by other names into those of the offered tools, also in the message: it is what the model reads."""
+    """Turn calls by other names into those of the offered tools.
+
+    The message is changed as well: the model reads in it how the tool is really called.
+    """
     entries = {entry.get("id"): entry for entry in answer.message.get("tool_calls") or ()}
     recognized = [run.offered.recognize(call) for call in answer.calls]
     for call, meant in zip(answer.calls, recognized):
-        if meant != call and call.id in entries:
-            function = {"name": meant.name}
-            if not meant.problem:
-                function["arguments"] = json.dumps(meant.arguments, ensure_ascii=False)
-            entries[call.id]["function"] |= function
+        entry = entries.get(call.id)
+        if entry is None or meant == call:
+            continue
+        entry["function"]["name"] = meant.name
+        if not meant.problem:
+            entry["function"]["arguments"] = json.dumps(meant.arguments, ensure_ascii=False)
     answer.calls = recognized
-
-
-def end_of(answer: Completion) -> End | None:
-    """The End that this answer means; None if its tool calls are to be run."""
-    if answer.finish == "content_filter":
-        return End("content_filter", answer.text or FILTERED)
-    if answer.calls:
-        return None
-    if answer.finish == "length":
-        return End("length", answer.text or CUT, continuable=True)
-    return End("stop", answer.text or "Task completed.", continuable=True)

@@ -1,6 +1,7 @@
 """Loops of a model: calls that bring nothing new.
 
-A call is known by its name, its arguments and its result. Three rules, each for one run:
+A call is known by its name, its arguments and its result. The result of a call that could not be made is never new, and
+neither is the model's own checklist. Three rules, each for one run:
 
 - Equal calls of one answer run once, unless a call between them may have changed something.
 - The third equal call in a row with an equal result is not run (the threshold is in Limits); the same call once more
@@ -32,9 +33,8 @@ class Repetitions:
         self.threshold = threshold  # the equal call in a row that is not run
         self.calls = 0  # that were run
         self.stale = 0  # calls in a row that brought nothing new
-        self._unchanged = set[
-            str
-        ]()  # calls of this answer since one that may have changed something
+        # Calls of this answer since one that may have changed something
+        self._unchanged = set[str]()
         self._newest = ("", "")  # call, result
         self._in_a_row = 0  # the newest call, with an equal result
         self._seen = set[tuple[str, str]]()
@@ -77,11 +77,11 @@ class Repetitions:
         pair = (_key(call), as_text(result.content))
         self._in_a_row = self._in_a_row + 1 if pair == self._newest else 1
         self._newest = pair
-        if pair in self._seen:
-            self.stale += 1
-        else:
-            self._seen.add(pair)
+        if result.is_news and pair not in self._seen:
             self.stale = 0
+        else:
+            self.stale += 1
+        self._seen.add(pair)
         if self.stale == STALE_CALLS:
             result.content = _with_note(result.content)
 

@@ -1,4 +1,4 @@
-"""The state of one run, and what is done to its list of messages: adding to it, and closing it."""
+"""The state of one run, and what is done to its list of messages: adding to it, and settling it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from coder.repetition import Repetitions
 from coder.toolset import ToolContext, Toolset
 from coder.types import (
     Budget,
-    Completion,
     Limits,
     Message,
     ModelError,
@@ -34,12 +33,12 @@ ABORTED_BY = {"aborted": "aborted by the user", "max_time": "the time limit was 
 
 @dataclass
 class End:
-    """Why and with which text a run ends."""
+    """Why a run ends, and with which text."""
 
     stop_reason: StopReason
     text: str
     error: ModelError | None = None
-    continuable: bool = False  # by queued messages: the model is done
+    continuable: bool = False  # the model is done: a queued message may continue the run
 
 
 @dataclass
@@ -49,8 +48,8 @@ class OpenCall:
     call: ToolCall
     ctx: ToolContext
     is_started: bool = False  # its start event is out
-    began: float = 0.0  # monotonic seconds; 0: its tool has not begun
-    asking: float = 0.0  # seconds that the user took to answer, which are not the tool's
+    began: float | None = None  # monotonic seconds, when its tool began
+    asking: float = 0.0  # seconds that the user took to answer; they are not the tool's
     seconds: float = 0.0  # that its tool took
     output: deque[str] = field(default_factory=lambda: deque(maxlen=100))  # its newest updates
     result: ToolResult | None = None
@@ -58,8 +57,9 @@ class OpenCall:
 
 @dataclass
 class Run:
-    """The state of one run: what run_loop was given, and what has come of it so far."""
+    """The state of one run."""
 
+    # What run_loop was given
     messages: list[Message]
     model: Model
     tools: Toolset
@@ -70,6 +70,8 @@ class Run:
     retry: RetryPolicy
     abort: Abort
     budget: Budget
+
+    # What has come of it so far
     pending: list[Message]  # prompts and queued messages that are not in the list yet
     steps: int = 0
     usage: Usage = field(default_factory=Usage)  # with that of sub-agents
@@ -77,73 +79,86 @@ class Run:
     text: str = ""  # of the newest answer
     compactions: int = 0  # since the newest answer
     was_reminded: bool = False  # that an answer called nothing
-    in_step: bool = False
-    answer: Message = field(default_factory=dict)  # of the current step
-    partial: list[str] = field(default_factory=list)  # the text of the answer under way, in pieces
-    open_calls: list[OpenCall] = field(default_factory=list)
-    results: list[Message] = field(default_factory=list)  # of the calls of the current step
     offered: Toolset = field(init=False)  # by the newest request, as the hooks changed it
     history: History = field(init=False)
     repetitions: Repetitions = field(init=False)
 
+    # The current step
+    in_step: bool = False
+    partial: list[str] = field(default_factory=list)  # the text that has arrived, in pieces
+    answer: Message = field(default_factory=dict)
+    open_calls: list[OpenCall] = field(default_factory=list)
+    results: list[Message] = field(default_factory=list)
+
     def __post_init__(self) -> None:
-        self.offered, self.history = self.tools, History(self.messages)
+        self.offered = self.tools
+        self.history = History(self.messages)
         self.repetitions = Repetitions(self.limits.doom_loop_threshold)
 
     def context(self, call: ToolCall) -> ToolContext:
         """What the tool of a call gets."""
-        tools = self.offered
-        ids = tools.session_id, self.answer["meta"]["message_id"], call.id
         return ToolContext(
-            *(tools.cwd, self.abort, *ids),
-            seen=tools.seen,
+            cwd=self.offered.cwd,
+            abort=self.abort,
+            session_id=self.offered.session_id,
+            message_id=self.answer["meta"]["message_id"],
+            call_id=call.id,
+            seen=self.offered.seen,
             budget=self.budget,
-            tool=tools.known.get(call.name),
+            tool=self.offered.known.get(call.name),
         )
 
     def stamp(self) -> dict[str, Any]:
+        """The meta data of an answer."""
         return {"message_id": new_id(), "timestamp": now(), "model": self.model.name}
 
     def begin_step(self) -> events.StepStart:
-        self.steps += 1
         self.budget.step()
-        self.in_step, self.answer, self.results = True, {}, []
+        self.steps += 1
+        self.in_step = True
+        self.answer = {}
+        self.results = []
         return events.StepStart(self.steps)
 
-    def end_step(self, answer: Completion | None) -> events.StepEnd:
+    def end_step(self, finish_reason: str, usage: Usage) -> events.StepEnd:
         self.in_step = False
-        finish, usage = (answer.finish_reason, answer.usage) if answer else ("error", Usage())
-        return events.StepEnd(self.answer, self.results, finish, usage)
+        return events.StepEnd(self.answer, self.results, finish_reason, usage)
 
     def add_pending(self) -> Events[None]:
         while self.pending:
-            self.messages.append(self.pending[0])
-            yield from _announce(self.pending.pop(0))
+            message = self.pending[0]
+            self.messages.append(message)
+            self.pending.pop(0)  # after the append: an interrupt between them loses nothing
+            yield from _announce(message)
 
     def add_result(self, opened: OpenCall) -> Events[None]:
-        message = tool_message(opened.call.id, opened.result or self.abort_result(opened))
+        result = opened.result or self.abort_result(opened)
+        message = tool_message(opened.call.id, result)
         self.messages.append(message)
         self.open_calls.remove(opened)  # last: a result twice is repaired, a lost one is not
         self.results.append(message)
         yield from _announce(message)
 
-    def close(self) -> Events[None]:
-        """Close a run that was stopped: keep the partial text, answer the open calls, end the step."""
-        if text := "".join(self.partial):
+    def settle(self) -> Events[None]:
+        """Leave the list valid, whatever stopped the run. Does nothing if nothing is open."""
+        # The text that has arrived becomes an answer
+        text = "".join(self.partial)
+        if text:
             meta = self.stamp() | {"aborted": True}
             self.answer = {"role": "assistant", "content": text, "meta": meta}
             self.partial = []
             self.messages.append(self.answer)
             yield events.MessageEnd(self.answer)  # its start was at its first delta
+        # Each call gets a result
         for opened in self.open_calls[:]:
             if not opened.is_started:
                 opened.result = ToolResult(NOT_RUN, is_error=True)
             yield from self.add_result(opened)
         self.history.repair()  # an interrupt may have left a result twice
+        # Prompts and queued messages are kept
         yield from self.add_pending()
         if self.in_step:
-            self.in_step = False
-            yield events.StepEnd(self.answer, self.results, "aborted", Usage())
+            yield self.end_step("aborted", Usage())
 
     @property
     def abort_reason(self) -> str:
@@ -151,17 +166,19 @@ class Run:
 
     def abort_result(self, opened: OpenCall) -> ToolResult:
         """The result of a tool that was aborted: its output so far, and why."""
-        text = "\n".join(filter(None, ["".join(opened.output), f"[{self.abort_reason}]"]))
+        output = "".join(opened.output)
+        reason = f"[{self.abort_reason}]"
+        text = f"{output}\n{reason}" if output else reason
         limit = self.limits.max_output - 99  # so that it is cut only once
         return ToolResult(truncate(text, limit), is_error=True)
 
     def abort_end(self) -> End:
-        if self.abort.reason == "max_time":
-            seconds = self.limits.max_seconds  # None: the limit is that of the run it is part of
-            limit = "Time limit" if seconds is None else f"Time limit of {seconds:g} s"
-            text = f"{limit} reached, task may be incomplete."
-            return End("max_time", self.text or text)
-        return End("aborted", "Request aborted.")
+        if self.abort.reason != "max_time":
+            return End("aborted", "Request aborted.")
+        limit = "Time limit"
+        if self.limits.max_seconds is not None:  # else it is that of the run it is part of
+            limit += f" of {self.limits.max_seconds:g} s"
+        return End("max_time", self.text or f"{limit} reached, task may be incomplete.")
 
 
 def _announce(message: Message) -> Events[None]:

@@ -297,10 +297,12 @@ class Toolset:
 
     def run(self, call: ToolCall, ctx: ToolContext) -> Generator[Event, None, ToolResult]:
         """Run one call. Errors in the arguments or in the tool become the result. Raises Aborted."""
+        known = self.known
+        if call.name not in known:
+            return ToolResult(
+                f"Error: {self._say_unknown(call.name)}", is_error=True, is_news=False
+            )
         try:
-            known = self.known
-            if call.name not in known:
-                raise ToolError(self._say_unknown(call.name))
             self.check(call)  # again: hooks may have changed them
             result = as_result((yield from _call(known[call.name], call.arguments, ctx)))
         except Aborted:

@@ -34,8 +34,9 @@ Reasoning = Literal["off", "minimal", "low", "medium", "high", "xhigh"]
 class Usage:
     """Tokens of one answer or of a whole run; `cached` is part of `input`, `reasoning` part of `output`.
 
-    `estimated`: the server reported nothing, the numbers are an estimate. `cost`: in the currency of the user's
-    prices; None where a price is missing. In a sum, an empty usage does not make the cost unknown.
+    `estimated`: the server reported nothing, the numbers are an estimate. `cost`: in the currency of
+    the user's prices; None if a price is missing. In a sum, an empty usage does not make the cost
+    unknown.
     """
 
     input: int = 0
@@ -48,19 +49,23 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         parts = [usage for usage in (self, other) if usage.input or usage.output or usage.cost]
         costs = [usage.cost for usage in parts if usage.cost is not None]
+        is_known = bool(costs) and len(costs) == len(parts)
         return Usage(
-            self.input + other.input,
-            self.output + other.output,
-            self.cached + other.cached,
-            self.reasoning + other.reasoning,
-            self.estimated or other.estimated,
-            sum(costs) if costs and len(costs) == len(parts) else None,
+            input=self.input + other.input,
+            output=self.output + other.output,
+            cached=self.cached + other.cached,
+            reasoning=self.reasoning + other.reasoning,
+            estimated=self.estimated or other.estimated,
+            cost=sum(costs) if is_known else None,
         )
 
 
 @dataclass(slots=True)
 class ToolCall:
-    """One call that the model asks for. Where its arguments are no JSON object they are {}, and `problem` says why."""
+    """One call that the model asks for.
+
+    If its arguments are no JSON object, they are {} and `problem` says why.
+    """
 
     id: str
     name: str
@@ -70,11 +75,15 @@ class ToolCall:
 
 @dataclass(slots=True)
 class ToolResult:
-    """Text or content blocks for the model, `details` for user interfaces and programs only."""
+    """Text or content blocks for the model, `details` for user interfaces and programs only.
+
+    `is_news`: the model can learn something from it, which a run needs to go on (repetition.py).
+    """
 
     content: str | list[dict[str, Any]]
     is_error: bool = False
     details: dict[str, Any] = field(default_factory=dict)
+    is_news: bool = field(default=True, repr=False)
 
 
 @dataclass(slots=True)
@@ -183,7 +192,9 @@ class Budget:
     def left(self) -> int:
         """Steps until the nearest limit. One step is reserved for the parent's own answer."""
         own = self.max_steps - self.steps
-        return min(own, self.parent.left - 1) if self.parent else own
+        if self.parent is None:
+            return own
+        return min(own, self.parent.left - 1)
 
 
 @dataclass(slots=True)

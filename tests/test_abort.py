@@ -410,9 +410,10 @@ def test_a_run_that_nothing_stops_can_be_left_with_ctrl_c(tmp_path: Path) -> Non
         terminal.enter("hello")
         terminal.until((terminal.ws / "blocked").exists, "the plugin blocks")
         with promptly():
-            while terminal.child.isalive():
-                terminal.child.sendintr()
-                terminal.child.expect([pexpect.TIMEOUT, pexpect.EOF], timeout=0.5)
+            for _ in range(60):  # else a program that never leaves would hold the tests up
+                if terminal.child.isalive():
+                    terminal.child.sendintr()
+                    terminal.child.expect([pexpect.TIMEOUT, pexpect.EOF], timeout=0.5)
             assert terminal.exit_code() == 130
 
 

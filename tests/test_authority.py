@@ -178,6 +178,8 @@ def test_a_conversation_goes_on_with_the_agent_it_was_left_with(place: Place) ->
         once(place, server, "-c", "--agent", "build", "three")
     planning = ["You are planning" in body["messages"][0]["content"] for body in server.requests]
     assert planning == [True, True, False]
+    told = ["one", "two", "Plan mode is over: files can be changed now.", "three"]
+    assert contents(server.requests[2]["messages"], "user") == told
 
 
 # ---- sub-agents --------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ from coder.agent.compaction import PROMPT, Compaction, kept_words
 from coder.agent.measure import size
 from coder.agent.pruning import in_order_of_use, outputs_of, prune
 from coder.agent.transcript import transcript
+from coder.agent.user_tools import todo
 from coder.ai import ChatModel
+from coder.cli.settings import keep_of
 from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer, events
 from coder.events import (
     Compacted,
@@ -36,8 +38,21 @@ from coder.events import (
 )
 from coder.history import convert_to_llm, repair, user
 from coder.loop import run_loop
+from coder.tools.edit import edit
+from coder.tools.files import read
+from coder.toolset import Toolset
 from coder.types import Limits, Message, Request, Trigger, Usage
-from tests.harness import all_of, ask, assert_all_valid, assert_valid, contents, drive, quick
+from tests.harness import (
+    all_of,
+    ask,
+    assert_all_valid,
+    assert_valid,
+    commands,
+    contents,
+    drive,
+    quick,
+)
+from tests.terminal import OneShot
 
 HEADINGS = ["Goal", "Instructions", "Discoveries", "Accomplished", "Files"]
 SUMMARY = "\n".join(f"## {heading}\nnone" for heading in HEADINGS)
@@ -345,6 +360,38 @@ def test_the_newest_output_stays_up_to_forty_thousand_tokens_or_half_the_window(
         assert kept == outputs[-len(kept) :] and expected - 2_000 < size(kept) / 4 <= expected
 
 
+KEPT = [
+    (8_000, 2_666),
+    (48_000, 16_000),
+    (128_000, 16_000),
+    (200_000, 25_000),
+    (1_000_000, 125_000),
+]
+
+
+@pytest.mark.parametrize(("window", "tokens"), KEPT)
+def test_the_command_line_keeps_an_eighth_and_in_a_small_window_up_to_a_third(
+    window: int, tokens: int
+) -> None:
+    assert keep_of(window) == tokens
+
+
+def test_the_program_prunes_to_what_the_command_line_keeps(tmp_path: Path) -> None:
+    calls = iter(range(100))
+
+    def work(body: Body) -> Reply:
+        removed = "[Output removed" in str(contents(body["messages"], "tool"))
+        return Reply("done") if removed else Reply(calls=commands(f"seq {next(calls)}00 {10**4}"))
+
+    flags = ("-y", "--context-window", "48000", "go")
+    with ScriptedServer(work) as server, OneShot(tmp_path, server, *flags) as run:
+        assert run.end() == 0
+        whole = [
+            each for each in server.requests[-1]["messages"] if len(str(each["content"])) > 1_000
+        ]
+    assert keep_of(48_000) - 5_000 < size(whole) / 4 < keep_of(48_000) + 1_000
+
+
 def outputs(*given: tuple[str, dict[str, Any], str, bool]) -> list[Message]:
     """A step for each (tool, arguments, output, is it an error), and an answer at the end."""
     messages = [user("go")]
@@ -414,6 +461,13 @@ def test_a_note_tells_the_truth_about_an_output(
     assert prune(messages, 128_000, keep=0)[2]["content"] == note
 
 
+def test_what_stands_after_the_lines_of_a_file_does_not_hide_how_many_they_are() -> None:
+    part = f"{LONG_LINES}\n\n(lines 1-199 of 875; use offset=200 to go on)\n\n[src/AGENTS.md: ...]"
+    newer = [("bash", {"command": f"seq {number}"}, LONG_LINES, False) for number in range(2)]
+    messages = outputs(("read", {"path": "src/a.py"}, part, False), *newer)
+    assert "src/a.py, lines 1-199 of 875." in prune(messages, 128_000, keep=0)[2]["content"]
+
+
 def test_what_cannot_be_had_again_is_never_pruned() -> None:
     kept = [
         ("edit", {"path": "a"}, f"Error: {LONG_LINES}", True),
@@ -449,6 +503,20 @@ def test_output_that_the_model_has_not_seen_is_cut_to_shares_where_it_alone_is_t
     outputs = contents(messages[2:])
     assert all(o.startswith("aaaa") and o.endswith("aaaa") and "[truncated " in o for o in outputs)
     assert 9_000 < size(messages[2:]) / 4 <= 10_000 and len({len(o) for o in outputs}) == 1
+
+
+def test_new_output_stays_whole_where_only_old_output_has_no_room() -> None:
+    """A small amount to keep is no reason to cut what the model has just asked for."""
+    old = [calling("b", "c"), result("b", 20_000), result("c", 3_000)]
+    new = [calling("x", "y", "z"), result("x", 30_000), result("y", 1_500), result("z", 25_000)]
+    shorter = prune([user("go"), *old, *new], 48_000, keep=4_000)
+    assert shorter[5:] == new[1:]
+    assert str(shorter[2]["content"]).startswith("[Output removed") and shorter[3] == old[2]
+    # Of too much, the small ones stay whole and the others share what is left
+    shorter = prune([user("go"), *new], 20_000, keep=4_000)
+    first, small, second = (size([each]) for each in shorter[2:])
+    assert shorter[3] == new[2] and abs(first - second) < 100
+    assert 38_000 < first + small + second <= 40_000
 
 
 # ---- the call that summarises ---------------------------------------------------------------
@@ -553,6 +621,14 @@ def test_no_output_can_pass_for_a_turn() -> None:
         "[assistant]",
     ]
     assert "  [user]\n  Also push" in text and "</conversation" not in text
+
+
+def test_no_text_in_the_task_ends_it() -> None:
+    model = scripted(Reply(SUMMARY))
+    wish = "Explain </task>\n<conversation>"
+    assert by_hand(Compaction(model), [*talk(3, 9_000), user(wish)])[1]
+    asked = str(model.requests[0]["messages"][-1]["content"])
+    assert asked.count("</task>") == 1 and asked.startswith("<task>\nExplain <\\/task>")
 
 
 def test_of_the_users_own_words_the_first_and_the_newest_stay() -> None:
@@ -722,3 +798,50 @@ def test_a_task_of_sixty_steps_runs_through_a_small_window() -> None:
         assert max(len(json.dumps(body)) for body in server.requests) // 4 < window
         assert 1 < len(summarising(server)) <= 4 and not notices(seen)
     assert (result.stop_reason, result.text, result.steps) == ("stop", "done", 61)
+
+
+LONG_TASK = (
+    "Read all modules, give six of them a longer value, keep a checklist; never touch m7.py."
+)
+
+
+def test_a_long_task_is_never_without_its_task_its_checklist_and_what_it_changed(ws: Path) -> None:
+    """25 files read, six changed with real tools, at least two summaries; whatever the summaries hold."""
+    for number in range(25):
+        lines = (f"line_{each} = {number}" for each in range(250))
+        (ws / f"m{number}.py").write_text("\n".join([f"value = {number}", *lines]))
+    longer = "".join(f"# a reason, number {each}\n" for each in range(300))
+    answers: list[list[tuple[str, Any]]] = []
+    for number in range(25):
+        answers.append([("read", {"path": f"m{number}.py"})])
+    for number in range(6):
+        old = f"value = {number}\n"
+        change = {"path": f"m{number}.py", "old_string": old, "new_string": f"{longer}{old}"}
+        items = [{"text": f"m{each}", "status": "done"} for each in range(number + 1)]
+        answers.append([("edit", change), ("todo", {"items": items})])
+    answers += [[("read", {"path": f"m{number}.py", "offset": 9})] for number in range(8, 14)]
+    given = 0
+
+    def work(body: Body) -> Reply:
+        nonlocal given
+        texts = [str(each) for each in contents(body["messages"])]
+        assert LONG_TASK in texts
+        done = sum(1 for answer in answers[:given] if answer[0][0] == "edit")
+        changed = [f"m{number}.py" for number in range(done)]
+        known = [name for name in changed if f"Edited {name}" in "".join(texts)]
+        told = re.findall("^Changed so far: (.*)$", "\n".join(texts), re.M)
+        assert {*known, *"".join(told).split(", ")} >= {*changed}
+        assert not done or f"[x] m{done - 1}" in "".join(texts)
+        given += 1
+        return Reply("done") if given > len(answers) else Reply(calls=answers[given - 1])
+
+    with ScriptedServer(answering(work)) as server:
+        tools = Toolset([read, edit, todo], cwd=ws)
+        hooks = Compaction(model_of(server, 16_000), keep=5_000)
+        options: dict[str, Any] = {"limits": Limits(max_steps=60), "hooks": hooks}
+        options["model"] = {"context_window": 16_000}
+        seen, done = ask(server, LONG_TASK, tools, **options)
+        assert_all_valid(server)
+        assert len(summarising(server)) >= 2 and not notices(seen)
+        assert all(text.startswith(f"<task>\n{LONG_TASK}") for text in summarising(server))
+    assert (done.stop_reason, done.steps) == ("stop", len(answers) + 1)

@@ -94,6 +94,15 @@ def test_a_transcript_has_all_in_its_order(store: Store, session: str, format_: 
     assert re.search(r"[\d,]+ tokens in \(0 cached\), \d+ out", text)
 
 
+@pytest.mark.parametrize("format_", ["md", "html"])
+def test_thoughts_under_two_names_stand_there_once(store: Store, format_: Format) -> None:
+    """As of servers that send them under an old name and a new one."""
+    answer = {"role": "assistant", "content": "It is done."}
+    thoughts = {"reasoning_content": "Let me think.", "reasoning": "Let me think."}
+    text = words(export(store, kept(store, user("go"), answer | thoughts), format_), format_)
+    assert text.count("Let me think.") == 1
+
+
 def test_json_has_everything_that_is_stored(store: Store, session: str) -> None:
     with store.transaction() as db:
         db.execute("INSERT INTO todo VALUES (?, 0, 'change it', 'done')", (session,))
@@ -102,6 +111,8 @@ def test_json_has_everything_that_is_stored(store: Store, session: str) -> None:
     assert found == [session, "Change x", "/ws"]
     roles = [each["role"] for each in whole["messages"]]
     assert roles == ["user", "assistant", "tool", "tool", "assistant", "user"]
+    timed = [each["role"] for each in whole["messages"] if each["completed"]]
+    assert timed == ["assistant", "assistant"]
     parts = [
         (part["type"], part.get("state")) for each in whole["messages"] for part in each["parts"]
     ]

@@ -180,35 +180,6 @@ def test_a_content_that_leaves_lines_out_overwrites_nothing(ws: Workspace, line:
     ws("write", path="new.py", content=f"{line}\nand more\n")
 
 
-def test_a_folder_with_instructions_of_its_own_is_named_once(ws: Workspace) -> None:
-    files = (
-        "AGENTS.md",
-        "a",
-        "sub/AGENTS.md",
-        "sub/a",
-        "sub/b",
-        "sub/deep/AGENTS.md",
-        "sub/deep/a",
-    )
-    ws.put(dict.fromkeys((*files, "known/AGENTS.md", "known/a", "node_modules/x/AGENTS.md"), "x\n"))
-    ws.put({"node_modules/x/a": "x\n", "sub/c": "x\n" * 3})
-    remark = "({} has instructions for this folder: read it)".format
-    assert ws("read", path="a") == "x"
-    told = ws("read", path="sub/c", limit=1)
-    assert told.split("\n\n") == [
-        "x",
-        remark("sub/AGENTS.md"),
-        "(lines 1-1 of 3; use offset=2 to go on)",
-    ]
-    assert ws("read", path="sub/a") == "x"
-    edited = ws("edit", path="sub/deep/a", old_string="x", new_string="y").split("\n")[0]
-    assert edited == f"Edited sub/deep/a, line 1. {remark('sub/deep/AGENTS.md')}"
-    assert "instructions" not in ws("read", path="known/AGENTS.md") + ws("read", path="known/a")
-    assert "instructions" not in ws("read", path="node_modules/x/a")
-    # Its name alone allows nothing
-    assert "was not read" in ws.fails("write", path="sub/AGENTS.md", content="x")
-
-
 def test_going_on_as_told_gives_every_line_once(ws: Workspace) -> None:
     """At most 2000 lines at a time, and less than the loop would cut."""
     whole = [f"{number} {'x' * (number % 300)}" for number in range(1, 5001)]

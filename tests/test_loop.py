@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -58,8 +59,6 @@ GUIDE = (Path(__file__).parent.parent / "docs" / "reading-guide.md").read_text()
 FULL = Reply("This model's maximum context length is 8 tokens", status=400)
 SMALL = {"model": {"context_window": 10}}  # tokens: any answer fills it
 BUSY, HALF = Reply("no", status=503), Reply("half", finish="length")
-INITIALS = {"r": "running_tools", "a": "asking", "w": "waiting", "c": "compacting"}
-INITIALS |= {"p": "preparing", "f": "finishing", "e": "ended"}
 
 
 def hook(**functions: Any) -> dict[str, Any]:
@@ -83,75 +82,276 @@ SHORTER = hook(on_length=lambda m, trigger, usage, abort: trigger != "threshold"
 MORE, REFUSED = user("more"), ModelError("bad_request", "not today")
 NOT_YET = ModelError("server", "not yet", retryable=True)
 
-# (what the answer has, the condition) as the table of docs/reading-guide.md has it -> the replies, the options, and what comes of it:
-# stop_reason, text, how many requests were sent, and the states of the run by their first letters.
-Row = tuple[list[Reply], dict[str, Any], tuple[str, str, int, str]]
+
+@dataclass
+class Row:
+    """What follows on the replies of a server."""
+
+    replies: list[Reply]
+    stop_reason: str
+    text: str  # its beginning
+    requests: int
+    states: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+# By what the answer has, and the condition, as the table of docs/reading-guide.md has them
 ROWS: dict[tuple[str, str], list[Row]] = {
     ("an error", "the context overflowed"): [
-        ([FULL, DONE], SHORTER, ("stop", "done", 2, "pacpafe")),
-        ([FULL], {}, ("length", "Context limit reached.", 1, "pace")),
+        Row(
+            replies=[FULL, DONE],
+            options=SHORTER,
+            stop_reason="stop",
+            text="done",
+            requests=2,
+            states="preparing asking compacting preparing asking finishing ended",
+        ),
+        Row(
+            replies=[FULL],
+            stop_reason="length",
+            text="Context limit reached.",
+            requests=1,
+            states="preparing asking compacting ended",
+        ),
     ],
     ("an error, or a cut stream", "worth another try"): [
-        ([BUSY, DONE], {}, ("stop", "done", 2, "pawpafe")),
-        ([Reply("half", cut=1), DONE], {}, ("stop", "done", 2, "pawpafe")),
+        Row(
+            replies=[BUSY, DONE],
+            stop_reason="stop",
+            text="done",
+            requests=2,
+            states="preparing asking waiting preparing asking finishing ended",
+        ),
+        Row(
+            replies=[Reply("half", cut=1), DONE],
+            stop_reason="stop",
+            text="done",
+            requests=2,
+            states="preparing asking waiting preparing asking finishing ended",
+        ),
     ],
     ("an error", "of any other kind"): [
-        ([Reply("no", status=404)], {}, ("error", "Error: ", 1, "pae"))
+        Row(
+            replies=[Reply("no", status=404)],
+            stop_reason="error",
+            text="Error: ",
+            requests=1,
+            states="preparing asking ended",
+        )
     ],
     ("anything", "finish_reason `content_filter`"): [
-        ([Reply("some", finish="content_filter")], {}, ("content_filter", "some", 1, "pae")),
-        ([calling("content_filter")], {}, ("content_filter", "The provider", 1, "pae")),
+        Row(
+            replies=[Reply("some", finish="content_filter")],
+            stop_reason="content_filter",
+            text="some",
+            requests=1,
+            states="preparing asking ended",
+        ),
+        Row(
+            replies=[calling("content_filter")],
+            stop_reason="content_filter",
+            text="The provider",
+            requests=1,
+            states="preparing asking ended",
+        ),
     ],
     ("tool calls", "finish_reason `length`"): [
-        ([calling("length"), DONE], {}, ("stop", "done", 2, "parpafe"))
+        Row(
+            replies=[calling("length"), DONE],
+            stop_reason="stop",
+            text="done",
+            requests=2,
+            states="preparing asking running_tools preparing asking finishing ended",
+        )
     ],
     ("tool calls", "any other finish_reason"): [
-        ([ONE, DONE], {}, ("stop", "done", 2, "parpafe")),
-        ([calling("stop"), DONE], {}, ("stop", "done", 2, "parpafe")),
+        Row(
+            replies=[ONE, DONE],
+            stop_reason="stop",
+            text="done",
+            requests=2,
+            states="preparing asking running_tools preparing asking finishing ended",
+        ),
+        Row(
+            replies=[calling("stop"), DONE],
+            stop_reason="stop",
+            text="done",
+            requests=2,
+            states="preparing asking running_tools preparing asking finishing ended",
+        ),
     ],
     ("no calls", "`length`, and the context is at least 80 % full"): [
-        ([HALF], SMALL, ("length", "half", 1, "pace")),
-        ([HALF, DONE], {**SMALL, **SHORTER}, ("stop", "done", 2, "pacpafe")),
+        Row(
+            replies=[HALF],
+            options=SMALL,
+            stop_reason="length",
+            text="half",
+            requests=1,
+            states="preparing asking compacting ended",
+        ),
+        Row(
+            replies=[HALF, DONE],
+            options={**SMALL, **SHORTER},
+            stop_reason="stop",
+            text="done",
+            requests=2,
+            states="preparing asking compacting preparing asking finishing ended",
+        ),
     ],
     ("no calls", "`length` otherwise"): [
-        ([HALF], {}, ("length", "half", 1, "pafe")),
-        ([Reply("", finish="length")], {}, ("length", "The answer was cut", 1, "pafe")),
+        Row(
+            replies=[HALF],
+            stop_reason="length",
+            text="half",
+            requests=1,
+            states="preparing asking finishing ended",
+        ),
+        Row(
+            replies=[Reply("", finish="length")],
+            stop_reason="length",
+            text="The answer was cut",
+            requests=1,
+            states="preparing asking finishing ended",
+        ),
     ],
-    ("nothing at all", "neither behind tool results nor for the second time"): [
-        ([Reply(""), DONE], {}, ("stop", "done", 2, "pawpafe")),
-        ([Reply(""), Reply("")], {}, ("stop", "Task completed.", 2, "pawpafe")),
-        ([ONE, Reply("")], {}, ("stop", "Task completed.", 2, "parpafe")),
-        ([Reply("", finish="tool_calls")] * 2, {}, ("stop", "Task completed.", 2, "pawpafe")),
-        ([ONE, Reply("", finish="tool_use")], {}, ("stop", "Task completed.", 2, "parpafe")),
+    ("nothing at all", "neither after tool results nor for the second time"): [
+        Row(
+            replies=[Reply(""), DONE],
+            stop_reason="stop",
+            text="done",
+            requests=2,
+            states="preparing asking waiting preparing asking finishing ended",
+        ),
+        Row(
+            replies=[Reply(""), Reply("")],
+            stop_reason="stop",
+            text="Task completed.",
+            requests=2,
+            states="preparing asking waiting preparing asking finishing ended",
+        ),
+        Row(
+            replies=[ONE, Reply("")],
+            stop_reason="stop",
+            text="Task completed.",
+            requests=2,
+            states="preparing asking running_tools preparing asking finishing ended",
+        ),
+        Row(
+            replies=[Reply("", finish="tool_calls")] * 2,
+            stop_reason="stop",
+            text="Task completed.",
+            requests=2,
+            states="preparing asking waiting preparing asking finishing ended",
+        ),
+        Row(
+            replies=[ONE, Reply("", finish="tool_use")],
+            stop_reason="stop",
+            text="Task completed.",
+            requests=2,
+            states="preparing asking running_tools preparing asking finishing ended",
+        ),
     ],
     ("no calls", "a tool call as text, or an announcement before any tool ran"): [
-        ([AS_TEXT, DONE], {}, ("stop", "done", 2, "pafpafe")),
-        ([AS_TEXT], {}, ("error", "Error: the model called no tool", 2, "pafpafe")),
-        ([ANNOUNCED, ONE, ANNOUNCED], {}, ("stop", "I will add:", 3, "pafparpafe")),
+        Row(
+            replies=[AS_TEXT, DONE],
+            stop_reason="stop",
+            text="done",
+            requests=2,
+            states="preparing asking finishing preparing asking finishing ended",
+        ),
+        Row(
+            replies=[AS_TEXT],
+            stop_reason="error",
+            text="Error: the model called no tool",
+            requests=2,
+            states="preparing asking finishing preparing asking finishing ended",
+        ),
+        Row(
+            replies=[ANNOUNCED, ONE, ANNOUNCED],
+            stop_reason="stop",
+            text="I will add:",
+            requests=3,
+            states="preparing asking finishing preparing asking running_tools preparing asking finishing ended",
+        ),
     ],
     ("no calls", "any other finish_reason"): [
-        ([DONE], {}, ("stop", "done", 1, "pafe")),
-        ([DONE], SMALL, ("stop", "done", 1, "pafe")),
+        Row(
+            replies=[DONE],
+            stop_reason="stop",
+            text="done",
+            requests=1,
+            states="preparing asking finishing ended",
+        ),
+        Row(
+            replies=[DONE],
+            options=SMALL,
+            stop_reason="stop",
+            text="done",
+            requests=1,
+            states="preparing asking finishing ended",
+        ),
     ],
 }
 OTHERS: list[Row] = [
-    ([DONE], hook(get_follow_up_messages=once(MORE)), ("stop", "done", 2, "pafpafe")),
-    ([ONE], {"limits": Limits(max_steps=1)}, ("max_steps", "Max steps", 1, "parpe")),
-    ([ONE], {}, ("doom_loop", "Stopped: add", 4, "parparparpare")),
-    ([BUSY], {"limits": Limits(max_errors=1)}, ("error", "Error: no", 1, "pae")),
-    ([DONE], hook(before_llm_call=once(NOT_YET)), ("stop", "done", 1, "pwpafe")),
-    ([DONE], hook(before_llm_call=once(REFUSED)), ("error", "Error: not today", 0, "pe")),
+    Row(
+        replies=[DONE],
+        options=hook(get_follow_up_messages=once(MORE)),
+        stop_reason="stop",
+        text="done",
+        requests=2,
+        states="preparing asking finishing preparing asking finishing ended",
+    ),
+    Row(
+        replies=[ONE],
+        options={"limits": Limits(max_steps=1)},
+        stop_reason="max_steps",
+        text="Max steps",
+        requests=1,
+        states="preparing asking running_tools preparing ended",
+    ),
+    Row(
+        replies=[ONE],
+        stop_reason="doom_loop",
+        text="Stopped: add",
+        requests=4,
+        states="preparing asking running_tools " * 4 + "ended",
+    ),
+    Row(
+        replies=[BUSY],
+        options={"limits": Limits(max_errors=1)},
+        stop_reason="error",
+        text="Error: no",
+        requests=1,
+        states="preparing asking ended",
+    ),
+    Row(
+        replies=[DONE],
+        options=hook(before_llm_call=once(NOT_YET)),
+        stop_reason="stop",
+        text="done",
+        requests=1,
+        states="preparing waiting preparing asking finishing ended",
+    ),
+    Row(
+        replies=[DONE],
+        options=hook(before_llm_call=once(REFUSED)),
+        stop_reason="error",
+        text="Error: not today",
+        requests=0,
+        states="preparing ended",
+    ),
 ]
 
 
-@pytest.mark.parametrize("row", [*ROWS, ()], ids=" · ".join)
-def test_what_follows_on_an_answer(row: Any) -> None:
-    for replies, options, expected in ROWS.get(row, OTHERS):
-        with serve(*replies) as server:
-            events, result = ask(server, tools=[add], **options)
-        states = "".join(event.state[0] for event in all_of(Status, events))
-        text = result.text[: len(expected[1])]
-        assert (result.stop_reason, text, len(server.requests), states) == expected, replies
+@pytest.mark.parametrize("case", [*ROWS, ()], ids=" · ".join)
+def test_what_follows_on_an_answer(case: Any) -> None:
+    for row in ROWS.get(case, OTHERS):
+        with serve(*row.replies) as server:
+            events, result = ask(server, tools=[add], **row.options)
+        assert result.stop_reason == row.stop_reason
+        assert result.text[: len(row.text)] == row.text
+        assert len(server.requests) == row.requests
+        assert [event.state for event in all_of(Status, events)] == row.states.split()
 
 
 def test_the_reading_guide_has_these_rows_and_draws_the_ways_that_these_runs_take() -> None:
@@ -160,9 +360,8 @@ def test_the_reading_guide_has_these_rows_and_draws_the_ways_that_these_runs_tak
     drawing = GUIDE.split("```mermaid\n")[1].split("\n```")[0]
     drawn = set(re.findall(r"(\w+) --> (\w+)", drawing)) - {("run", "ended")}
     rows = [row for rows in ROWS.values() for row in rows] + OTHERS
-    taken = {way for _, _, (*_, states) in rows for way in pairwise(states)}
-    assert {(INITIALS[a], INITIALS[b]) for a, b in taken} == drawn
-    assert set(INITIALS.values()) == set(get_args(State))
+    assert {way for row in rows for way in pairwise(row.states.split())} == drawn
+    assert {state for row in rows for state in row.states.split()} == {*get_args(State)}
 
 
 # ---- how a run ends -------------------------------------------------------------------------------

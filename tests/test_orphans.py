@@ -177,6 +177,24 @@ def test_what_the_user_has_started_outlives_the_program(tmp_path: Path, seconds:
         assert sleeping(seconds)
 
 
+def test_beside_what_the_user_has_started_no_orphan_of_a_command_is_left(
+    tmp_path: Path, seconds: str
+) -> None:
+    """The user's, without a session of its own, is a child of the program as the orphans are."""
+    users = [f"{seconds}.1{number}" for number in range(4)]
+    orphans = [f"{seconds}.2{number}" for number in range(3)]
+    own = "".join(f"sleep {each} >/dev/null 2>&1 & " for each in users)
+    lost = "".join(f"(env -i setsid sleep {each} >/dev/null 2>&1 &); " for each in orphans)
+    begun = f"until pgrep -x -f 'sleep {orphans[-1]}' >/dev/null; do sleep 0.02; done"
+    with serve(Reply(calls=[("bash", {"command": lost + begun})]), FINE) as server:
+        with Terminal(tmp_path, server, "-y", CODER_SANDBOX="off") as terminal:
+            terminal.say(f"!{own}")
+            until(lambda: all(map(sleeping, users)))
+            terminal.say("hello")
+            assert all(map(sleeping, orphans))
+        until(lambda: not any(map(sleeping, orphans)), "the orphans have ended")
+
+
 # ---- in a program of the user's ------------------------------------------------------------------
 
 LIBRARY = """

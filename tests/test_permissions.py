@@ -367,7 +367,7 @@ def test_the_user_is_shown_what_will_run_and_answers(ws: Path) -> None:
     shown = [(each.permission, each.pattern, each.remember) for each in asked]
     assert shown == [("bash", name, name) for name in ("touch one", "touch two")]
     assert (ws / "one").exists() and not (ws / "two").exists()
-    assert found[2] == "Denied: the user refused: not that. Do not try it another way."
+    assert found[2] == "Denied: the user refused and wrote: not that"
     assert [event.answer for event in asked] == ["always", "no"]
 
 
@@ -444,7 +444,9 @@ def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> No
 @pytest.mark.parametrize("line", ["sort  x 2>&1", "cd sub && touch 'a b' | sort", "rm '*'"])
 def test_the_flags_that_a_denial_names_allow_the_command(ws: Path, line: str) -> None:
     found, _ = played(ws, Permissions(), *commands(line))
-    words = shlex.split(found[0].rpartition("; ")[2].removesuffix("."))
+    way, _, end = found[0].rpartition("; ")[2].partition(". Do not ")
+    assert end == "try another way: say in your answer that you need it."
+    words = shlex.split(way)
     rules = [rule_of(word, "allow") for word in words if word.startswith("bash:")]
     assert (Permissions(flags=rules).judge("bash", line, ws).action == "allow") == bool(rules)
     assert bool(rules) == ("*" not in line)

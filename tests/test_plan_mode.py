@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from coder.permissions.rules import rule_of, rules_of
 from coder.permissions.sandbox import Sandbox
 from coder.tools.bash import bash, run_command
 from coder.tools.files import read, write
-from coder.toolset import Tool, Toolset
+from coder.toolset import Tool, ToolContext, Toolset
 from tests.harness import ask, commands, results, serve, shell, table
 from tests.terminal import PLANNED, OneShot, Terminal, bare
 from tests.test_sandbox import deny_landlock, seccomp
 
+OVER = "Plan mode is over: files can be changed now."
 NO_SANDBOX = "Denied: plan mode changes nothing, and this command is not known to only read."
 
 
@@ -258,6 +260,26 @@ def test_a_yes_in_a_plan_is_for_reading(ws: Path) -> None:
     assert found.startswith("KEY=1") and not (ws / "x").exists()
 
 
+def test_what_the_plan_denies_is_named_as_the_plans_and_a_rules_as_a_rules(ws: Path) -> None:
+    def change(ctx: ToolContext) -> Iterator[Event]:
+        yield from ctx.ask("edit", "x.py")
+
+    def look(ctx: ToolContext) -> Iterator[Event]:
+        yield from ctx.ask("read", "mine/x")
+
+    plans = Plans(ws, {"read": {"mine/*": "deny"}})
+    tools = [
+        Tool("change", "", {}, change, context="ctx", permission="web", asks_itself=True),
+        Tool("look", "", {}, look, context="ctx", permission="web", asks_itself=True),
+    ]
+    with serve(Reply(calls=[("change", {}), ("look", {})]), Reply("The plan.")) as server:
+        ask(server, tools=Toolset(tools, cwd=ws), hooks=plans.hooks, each=plans.each)
+        assert results(server) == [
+            "Denied: plan mode changes no file. The user ends it.",
+            "Denied: a rule denies read mine/x. Do not try it another way.",
+        ]
+
+
 @seccomp
 def test_outside_the_sandbox_is_not_offered_and_is_denied(ws: Path) -> None:
     plans = Plans(ws, {"unconfined": "allow"}, flags=[rule_of("unconfined", "allow")])
@@ -308,12 +330,30 @@ def test_a_plan_ends_with_a_question_and_a_yes_carries_it_out(tmp_path: Path) ->
         session.expect("Agent build:")
         ended = bare(session.prompt())
         assert "It is done." in ended and (session.ws / "x").exists()
-        assert told(server)[2:] == [
-            "Carry out this plan. Plan mode is over: files can be changed now."
-        ]
+        assert told(server)[2:] == [OVER, "Carry out this plan."]
         offered = [each["function"]["name"] for each in server.requests[-1]["tools"]]
         assert "edit" in offered and not (session.ws / "planned").exists()
         assert PLANNED not in session.say("more")
+
+
+@pytest.mark.parametrize("way", ["/plan\r", "/agent build\r", "/mode\r", "\x1b[Z"])
+def test_the_model_is_told_that_plan_mode_is_over_however_it_was_left(
+    tmp_path: Path, way: str
+) -> None:
+    with serve(Reply("Well.")) as server, Terminal(tmp_path, server, "--plan") as session:
+        session.enter("go")
+        session.not_now()
+        session.ready()
+        session.type(way)
+        session.expect("❯ ")
+        session.ready()
+        session.say("do it")
+        assert told(server) == ["go", OVER, "do it"]
+        session.say("/undo")
+        session.ready()
+        session.type("\x15")
+        session.say("more")
+        assert told(server) == ["go", OVER, "more"], "once, and also where the run was taken back"
 
 
 @pytest.mark.parametrize("keys", ["\r", "\x1b", "no\r", "\x04"])

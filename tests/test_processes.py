@@ -183,6 +183,33 @@ def test_an_interactive_rebase_does_not_report_a_success(ws: Workspace) -> None:
     ws("bash", command=f"{commit} four --amend && git merge HEAD~1")
 
 
+OUTPUTS = {
+    "NULs": (b"\0" * 201, "(binary output of 201 bytes, not shown)"),
+    "a few NULs": (b"\0" * 200, "\0" * 200),
+    "a tenth is no text": (b"x" * 900 + b"\xff" * 100, "x" * 900 + "\ufffd" * 100),
+    "more than a tenth is no text": (
+        b"x" * 899 + b"\xff" * 101,
+        "(binary output of 1,000 bytes, not shown)",
+    ),
+    "a last line that is longer than what is shown": (
+        b"a\n" + b"x" * 20_000,
+        "a\n\n[9,200 characters are not shown; all are in FILE: grep it, or read it with offset 2]\n\n"
+        + "x" * 10_800,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_what_is_shown_of_an_output(name: str) -> None:
+    sent, shown = OUTPUTS[name]
+    output = Output()
+    output.add(sent)
+    output.close()
+    assert output.text() == shown.replace("FILE", output.saved)
+    if output.saved:
+        os.unlink(output.saved)
+
+
 @pytest.mark.parametrize("size", [4096, 65536])
 def test_what_is_saved_of_an_output_is_bounded(size: int) -> None:
     """In pieces that end before, at and behind the bound; the tail that is shown is the newest."""

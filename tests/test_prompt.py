@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from coder.agent.instructions import LIMIT, instructions
+from coder.agent.instructions import LIMIT, FolderInstructions, instructions
 from coder.agent.profiles import BUILT_IN, choices, system_prompt
 from coder.agent.subagent import Subagents
 from coder.cli.app import PATCHING, TOOLS
 from coder.devtools.scripted import Reply
 from coder.permissions.sandbox import Sandbox
-from coder.toolset import Tool
-from tests.harness import serve
+from coder.tools.edit import edit
+from coder.tools.files import read
+from coder.tools.patch import apply_patch
+from coder.toolset import Tool, Toolset
+from tests.harness import ask, results, serve
 from tests.terminal import OneShot
 
 
@@ -126,6 +129,52 @@ def test_above_the_folder_only_what_trusted_users_own_counts(tmp_path: Path) -> 
         assert paths(ws) == expected
 
 
+def test_the_instructions_of_a_sub_folder_are_named_when_a_file_below_it_is_used(
+    tmp_path: Path,
+) -> None:
+    for path in ("AGENTS.md", "a/b/one.py", "a/b/two.py", "a/CLAUDE.md", "a/b/AGENTS.md", "c/x.py"):
+        put(tmp_path / path, "text\n")
+    put(tmp_path / "d" / "AGENTS.md", "read first\n")
+    put(tmp_path / "d" / "x.py", "text\n")
+    for path in ("node_modules/e/AGENTS.md", "node_modules/e/x.py", "f/AGENTS.md", "f/x.py"):
+        put(tmp_path / path, "text\n")
+    patch = "*** Begin Patch\n*** Update File: f/x.py\n@@\n-text\n+word\n*** End Patch"
+    named = "[a/CLAUDE.md, a/b/AGENTS.md: instructions for work below this folder. Read before you"
+    calls: list[tuple[str, dict[str, str]]] = [
+        ("read", {"path": "c/x.py"}),
+        ("read", {"path": "a/b/none.py"}),
+        ("edit", {"path": "a/b/one.py", "old_string": "text", "new_string": "word"}),
+        ("read", {"path": "a/b/two.py"}),
+        ("read", {"path": "d/AGENTS.md"}),
+        ("read", {"path": str(tmp_path / "d" / "x.py")}),
+        ("read", {"path": "node_modules/e/x.py"}),
+        ("apply_patch", {"patch": patch}),
+    ]
+    hooks = FolderInstructions(tmp_path)
+    tools = Toolset([read, edit, apply_patch], cwd=tmp_path)
+    with serve(Reply(calls=calls), Reply("Done.")) as server:
+        ask(server, tools=tools, hooks=hooks)
+        found = [str(text) for text in results(server)]
+    assert [named in text for text in found[:-1]] == [False] * 2 + [True] + [False] * 4
+    assert "[f/AGENTS.md: instructions for work below this folder." in found[-1]
+    assert str(found).count("instructions for work below") == 2
+    # What a compaction has removed is named again
+    hooks.on_compacted([])
+    with serve(Reply(calls=[("read", {"path": "a/b/two.py"})]), Reply("Done.")) as server:
+        ask(server, tools=tools, hooks=hooks)
+        assert named in str(results(server))
+
+
+def test_the_program_names_the_instructions_of_a_sub_folder(tmp_path: Path) -> None:
+    put(tmp_path / "ws" / "sub" / "AGENTS.md", "rules\n")
+    put(tmp_path / "ws" / "sub" / "x.py", "text\n")
+    calls = [("read", {"path": "sub/x.py"})]
+    with serve(Reply(calls=calls), Reply("Done.")) as server:
+        with OneShot(tmp_path, server, "go") as run:
+            assert run.end() == 0
+        assert "[sub/AGENTS.md: instructions for work below this folder." in results(server)[0]
+
+
 @pytest.mark.parametrize("allow", [False, True])
 def test_one_task_offers_no_way_that_nobody_can_allow(tmp_path: Path, allow: bool) -> None:
     """Nobody can be asked: neither `unconfined` nor the hint at it, unless a rule allows it."""
@@ -140,7 +189,13 @@ def test_one_task_offers_no_way_that_nobody_can_allow(tmp_path: Path, allow: boo
     tools = {tool["function"]["name"]: tool["function"] for tool in first["tools"]}
     assert ("unconfined" in tools["bash"]["parameters"]["properties"]) is allow
     assert "write in the workspace and $TMPDIR alone" in tools["bash"]["description"]
-    assert "Nobody can answer questions in this run" in first["messages"][0]["content"]
+    for rule in (
+        "- Put all calls that do not need each other's results into one answer, edits too.\n",
+        "- When something fails twice, find another way, and only if there is none say what is in the way.\n",
+        "- Go on until the task is done; do not stop at a plan.\n",
+        "- Nobody can answer questions in this run: choose the likeliest reading, and say so at the end.",
+    ):
+        assert rule in first["messages"][0]["content"]
     said = second["messages"][-1]["content"]
     assert "in the sandbox commands write only in" in said
     assert ("make the call again with unconfined true" in said) is allow

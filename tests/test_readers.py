@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from coder.permissions.permissions import Permissions
+from coder.permissions.read_only import read_only
 from coder.permissions.rules import rules_of
 from tests.harness import shell
 
@@ -197,12 +198,12 @@ def test_rg_is_not_free_where_its_list_is_cut_or_takes_too_long(
     repo: Path, monkeypatch: pytest.MonkeyPatch, rg: str
 ) -> None:
     """All of a line has one time: a hundred of them do not take a hundred times as long."""
-    monkeypatch.setattr("coder.permissions.shell.LISTING_TIME", 0.5)
     monkeypatch.setenv("PATH", f"{repo.parent}/programs:{os.environ['PATH']}")
     (repo.parent / "programs").mkdir()
     (repo.parent / "programs/rg").write_text(f"#!/bin/sh\n{rg}\n")
     (repo.parent / "programs/rg").chmod(0o755)
-    assert not free(repo, "; ".join(["rg x"] * 10))
+    commands = [["rg", "x"]] * 10
+    assert not all(read_only(commands, repo, lambda *_: False, listing_time=0.5))
 
 
 def test_a_linked_worktree_is_free_and_a_folder_of_a_repository_is_not(repo: Path) -> None:

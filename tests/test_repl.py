@@ -205,8 +205,8 @@ def test_one_key_answers_a_question_and_words_are_a_reason(tmp_path: Path, colum
         session.prompt()
         assert [path.name for path in session.ws.iterdir()] == ["a"]
         denied = str(server.requests[-1]["messages"])
-        assert "the user refused: use mktemp instead." in denied
-        assert "the user refused: yes, but later." in denied
+        assert "the user refused and wrote: use mktemp instead'" in denied
+        assert "the user refused and wrote: yes, but later'" in denied
 
 
 def test_a_dumb_terminal_takes_blocks_and_answers_with_a_line(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_dumb_terminal_takes_blocks_and_answers_with_a_line(tmp_path: Path) ->
         assert "second" in rendered(session.output), "in a row of its own"
         assert sorted(path.name for path in session.ws.iterdir()) == ["a", "c"]
         assert sent(server.requests[0]) == ["first\nsecond"]
-        assert "the user refused: yes, but later." in str(server.requests[-1]["messages"])
+        assert "the user refused and wrote: yes, but later'" in str(server.requests[-1]["messages"])
 
 
 @pytest.mark.case("FIL-31")

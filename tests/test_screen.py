@@ -459,4 +459,4 @@ def test_a_childs_question_names_it_and_is_answered_for_it_alone(tmp_path: Path)
         assert f"{made[1][0]} ✗ bash touch {made[1][1]}" in ended and "Both." in ended
         assert all(re.search(rf"{re.escape(who)} · 2 steps · ", ended) for who, _ in made)
         said = str([body["messages"] for body in server.requests])
-        assert re.search("the user refused: (no, )?not this", said)
+        assert re.search("the user refused and wrote: (no, )?not this", said)

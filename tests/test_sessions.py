@@ -695,6 +695,23 @@ def test_a_session_that_another_process_has_is_refused_and_can_be_forked(store: 
         assert len(recorder.messages) == 2
 
 
+CLOSING = """
+import sys
+from coder import SessionStore
+with SessionStore(sys.argv[1]) as store:
+    session = store.open()
+    session.close()
+print("standard output is still open")
+"""
+
+
+def test_a_session_that_is_closed_twice_closes_nothing_else(tmp_path: Path) -> None:
+    """By the program, and by the store, which closes what it has opened."""
+    child = python(CLOSING, str(tmp_path / "sessions.db"))
+    said, _ = child.communicate(timeout=PATIENCE)
+    assert (child.returncode, said) == (0, "standard output is still open\n")
+
+
 def test_where_no_lock_can_be_taken_nothing_is_left_open(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -759,6 +776,7 @@ def test_a_session_is_found_by_its_name_and_by_its_number_in_the_list(store: Sto
     asked, answered = store.ending(ids[0])
     assert asked == "why?" and answered.startswith("Since. Since.") and len(answered) <= 200
     assert store.ending(kept(store)) == ("", "")
+    assert store.ending(kept(store, said("why?"), answer, said("and now?"))) == ("and now?", "")
 
 
 def test_sessions_are_listed_by_folder_the_newest_first_none_empty(store: Store) -> None:
@@ -850,6 +868,13 @@ def test_words_are_found_in_titles_and_texts_the_newest_first(store: Store) -> N
     assert not store.search("needle")
     snippet = store.search("phrases")[0][1]
     assert re.fullmatch(r"…( ?a)+ other phrases here (b )+b?…", snippet) and len(snippet) < 100
+
+
+def test_a_search_finds_the_fifty_newest_sessions(store: Store) -> None:
+    for _ in range(52):
+        kept(store, said("needle"))
+    newest = [info.id for info in store.sessions("/ws", 50)]
+    assert [info.id for info, _ in store.search("needle")] == newest and len(newest) == 50
 
 
 def test_a_text_is_found_behind_a_thousand_that_are_nearly_like_it(store: Store) -> None:

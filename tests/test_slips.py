@@ -298,7 +298,7 @@ class Refusal:
 
 EDIT_HERE = "here it is edit(path, old_string, new_string)"
 REFUSED = [
-    Refusal("bash", {"command": "touch PWN", "cwd": "src"}, "no parameter cwd; write it into the command: cd DIR && ..."),
+    Refusal("bash", {"command": "touch PWN", "cwd": "src"}, "no parameter cwd; write it into the command: cd DIR && COMMAND"),
     Refusal("bash", {"command": "touch PWN", "workdir": "src"}, "no parameter workdir; write it into"),
     Refusal("bash", {"command": "touch PWN", "run_in_background": True}, "put & at the end of the command"),
     Refusal("bash", {"cmd": "touch PWN", "script": "touch PWN2"}, "no parameter script"),
@@ -322,7 +322,7 @@ REFUSED = [
     Refusal("finish", {}, "write the answer"),
     Refusal("", {"command": "touch PWN"}, "the call had no name. The tools are: read"),
     Refusal("fly", {}, "there is no tool 'fly'. The tools are: read"),
-    Refusal("bash", '{"command": "touch PWN', 'near {"command": "touch PWN'),
+    Refusal("bash", '{"command": "touch PWN', 'begins at "touch PWN has no end'),
     Refusal("bash", '{"command": "touch PWN"', 'they end too early, at …{"command": "touch PWN"'),
     Refusal("bash", '{"command": "touch "PWN""}', r'a " inside a string is written \"'),
     Refusal("bash", "{'command': 'touch PWN' '2'}", "not valid JSON near {'command'"),

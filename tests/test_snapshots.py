@@ -28,7 +28,7 @@ from coder import events
 from coder.abort import Abort
 from coder.devtools.scripted import Reply
 from coder.events import Event
-from coder.sessions.database import MAX_STORED
+from coder.sessions.blobs import MAX_STORED
 from coder.sessions.snapshots import Snapshots, UndoResult
 from coder.sessions.workspace_files import MAX_FILE, WorkspaceFiles
 from coder.tools.bash import bash
@@ -279,6 +279,23 @@ def test_what_the_user_writes_at_a_question_is_left_alone(desk: Desk, asked: Eve
     assert done(desk.redo()) == ["a", "n/b"]
 
 
+def test_what_the_user_writes_after_a_run_that_was_broken_off_at_a_question_is_left_alone(
+    desk: Desk,
+) -> None:
+    desk.put({"mine": "1\n"})
+    snapshots = desk.snapshots
+    snapshots(events.RunStart())
+    snapshots(events.ToolStart("1", "bash", {}, ""))
+    snapshots(events.QuestionAsked("1", "x", []))
+    snapshots.finish()  # no other event came
+    snapshots(events.RunStart())
+    desk.put({"mine": "2\n"})
+    snapshots(events.ToolStart("2", "bash", {}, ""))
+    desk.put({"a": "2\n"})
+    snapshots(events.StepEnd({}, [], "stop", Usage()))
+    assert done(desk.undo()) == ["a"] and desk.text("mine") == "2\n"
+
+
 def test_a_file_that_the_user_changed_between_two_steps_is_a_conflict(desk: Desk) -> None:
     desk.put({"a": "1", "mine": "1"})
 
@@ -311,6 +328,14 @@ def test_the_users_own_commands_stay_and_redo_comes_in_its_place(desk: Desk) -> 
     for travel in (snapshots.undo, snapshots.undo, snapshots.redo, snapshots.redo):
         travel(messages)
     assert said() == ["I ran it", "other", "second"]
+
+
+def test_an_answer_that_came_in_the_time_of_its_prompt_is_taken_back_with_it(desk: Desk) -> None:
+    """A millisecond holds both where the server is near."""
+    desk.run(prompt="first")
+    for message in desk.messages:
+        message["meta"]["timestamp"] = desk.snapshots.runs[-1].message
+    assert desk.snapshots.undo(desk.messages).prompt == "first" and desk.messages == []
 
 
 def test_what_is_undone_behind_a_summary_of_it_is_noted(desk: Desk) -> None:
@@ -349,6 +374,23 @@ def test_a_workspace_that_is_removed_and_made_again_is_covered(desk: Desk) -> No
     desk.put({"a": "2"})
     desk.run(sh("echo 3 > a; echo > b"))
     assert done(desk.undo()) == ["a", "b"] and desk.text("a") == "2"
+
+
+def watched() -> int:
+    """How many descriptors of this process are of inotify."""
+    found = 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one of the listing
+            found += os.readlink(f"/proc/self/fd/{number}") == "anon_inode:inotify"
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not report")
+def test_a_session_that_is_closed_watches_no_folder(desk: Desk) -> None:
+    desk.run(sh("true"))
+    before = watched()
+    desk.snapshots.close()
+    assert watched() == before - 1
 
 
 NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "d", "e/f", "e"])
@@ -468,6 +510,15 @@ def test_all_names_of_a_file_are_taken_back_and_done_again(
     assert not [path for path in desk.folder.rglob(".coder-*")]
 
 
+def test_a_name_outside_that_a_run_gave_a_file_is_left_alone(desk: Desk) -> None:
+    """Before the run the file had one name, and it has one again."""
+    desk.put({"a": "1\n"})
+    outside = desk.folder.parent / "outside"
+    desk.run(sh(f"ln a {outside}; echo 2 > a"))
+    assert done(desk.undo()) == ["a"] and desk.text("a") == "1\n"
+    assert outside.read_text() == "2\n"
+
+
 def test_a_file_that_became_another_ones_name_is_not_filled_in_its_place(desk: Desk) -> None:
     """The file outside was never the workspace's."""
     desk.put({"a": "x\n"})
@@ -545,6 +596,24 @@ def test_ignored_files_are_not_touched_also_where_the_agent_changed_the_rules(de
     assert desk.text("secret.env") == "KEY=2\n" and desk.text("out/result") == "precious"
 
 
+def test_a_workspace_that_a_repository_above_ignores_is_covered_by_names(desk: Desk) -> None:
+    above = desk.folder.parent
+    git(above, "init", "-q")
+    (above / ".gitignore").write_text("ws/\n")
+    desk.put({"a": "1", "d/b": "1", "node_modules/x": "1"})
+    desk.run(sh("for name in a d/b d/new node_modules/x; do echo 2 > $name; done"))
+    assert done(desk.undo()) == ["a", "d/b", "d/new"] and desk.notices() == []
+
+
+def test_a_tracked_file_is_covered_although_a_rule_ignores_it(desk: Desk) -> None:
+    git(desk.folder, "init", "-q")
+    desk.put({".gitignore": "*.log\nout/\n", "x.log": "1", "out/y": "1"})
+    git(desk.folder, "add", "-f", ".")
+    desk.run(sh("for name in x.log out/y other.log out/z; do echo 2 > $name; done"))
+    assert done(desk.undo()) == ["out/y", "x.log"]
+    assert desk.text("out/z") == desk.text("other.log") == "2\n"
+
+
 def test_any_name_is_covered_and_rules_of_a_repository_above_hold(desk: Desk) -> None:
     odd = ("-rf", "new\nline", "ünï/c ö dé", "git~1", "back\\slash", ":(top)x", "*")
     names = [*odd, os.fsdecode(b"\xff")]
@@ -592,9 +661,10 @@ def test_rules_that_are_a_pipe_hold_nothing_up(desk: Desk) -> None:
 
 
 def test_rules_hold_many_folders_below_them(desk: Desk) -> None:
-    """Git 2.39 crashes where it is to name the rule."""
-    deep = "d/" * 60
+    """Git 2.39 crashes where it is to name the rule; what is deeper is asked behind that."""
+    half, deep = "d/" * 60, "d/" * 100
     desk.put({"d/.gitignore": "*.o\n!kept.o\n", f"{deep}a.o": "1", f"{deep}kept.o": "1"})
+    desk.put({f"{half}a.o": "1"})
     git(desk.folder, "init", "-q")
     desk.run(
         sh(f"echo 2 > {deep}a.o; echo 2 > {deep}kept.o; mkdir {deep}new; echo 2 > {deep}new/b.o")
@@ -643,6 +713,24 @@ def test_git_is_asked_seldom_however_deep_a_folder_is(desk: Desk) -> None:
         sh(f"mkdir -p {made}/a.log; echo > {made}/f; echo > {made}/a.log/f; echo > {made}/b.log")
     )
     assert done(desk.undo()) == [f"{made}/f"] and desk.notices() == []
+
+
+def test_a_git_that_fails_is_not_asked_again(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for the levels of folders nor for what comes later; names decide then."""
+    git(desk.folder, "init", "-q")
+    desk.put({"d/e/f/g/h": "1", "node_modules/x": "1"})
+    counted, program = tmp_path / "counted", tmp_path / "bin" / "git"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {counted}\nhead -c 1 > {counted}.1\nexit 128\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    desk.run(
+        sh("true"), sh("for name in d/e/f/g/h d/e/new node_modules/x; do echo 2 > $name; done")
+    )
+    assert counted.read_text().count("check-ignore") == 2  # with the names of rules, and without
+    assert done(desk.undo()) == ["d/e/f/g/h", "d/e/new"] and desk.notices() == []
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -734,6 +822,14 @@ def test_many_files_are_covered_in_the_end_and_a_step_is_cheap(
     desk.run(sh("rm 0/6; echo changed > 0/5; mv 2 renamed"))
     assert complete and len(done(desk.undo())) == 202 and desk.tree() == before
     desk.snapshots.close()
+
+
+def test_where_one_file_has_changed_no_folder_is_listed(desk: Desk, kernel_reports: None) -> None:
+    desk.put({"b": "1"} | {f"{number}/a": "1" for number in range(9)})
+    desk.run(sh("true"))
+    with looks_at(desk.folder) as looks:
+        desk.run(sh("echo 2 > 3/a; echo 2 > b"))
+    assert looks == [] and done(desk.undo()) == ["3/a", "b"]
 
 
 @pytest.mark.slow
@@ -1069,6 +1165,21 @@ def test_what_is_not_needed_any_more_is_removed(desk: Desk) -> None:
     assert 500_000 < desk.stored() < 900_000 and not other.exists()
     assert done(desk.undo()) == ["b"]
     assert desk.undo().lost == ["a"]
+
+
+def test_what_is_used_stays_where_a_link_leads_to_it_and_one_that_leads_nowhere_is_passed_over(
+    desk: Desk,
+) -> None:
+    """A file of the same folder may also be gone before it is looked at."""
+    other, nowhere = desk.data / "snapshots" / "other.db", desk.data / "snapshots" / "nowhere.db"
+    other.parent.mkdir(parents=True)
+    (desk.data / "moved.db").touch()
+    other.symlink_to(desk.data / "moved.db")
+    nowhere.symlink_to(desk.data / "gone.db")
+    os.utime(other, (1, 1), follow_symlinks=False)
+    desk.run(sh("echo 1 > a"))
+    assert desk.notices() == [] and other.exists()
+    assert done(desk.undo()) == ["a"]
 
 
 def test_a_database_that_cannot_be_written_stops_no_undo(desk: Desk) -> None:

@@ -124,12 +124,15 @@ class Compaction(Hooks):
             why = error.message.rstrip(".")
             yield Notice(f"The conversation was not summarised and stays as it is: {why}.")
             return False
-        lists = (messages, shorter)
-        before, after = ({"messages": len(e), "tokens": self._tokens(e)} for e in lists)
+        before = self._measure(messages)
+        after = self._measure(shorter)
         forget_usage(shorter)
         messages[:] = shorter  # the one place where a history changes
         yield Compacted(trigger, 1, before, after, "prune" if pruned else "summary", shorter)
         return True
+
+    def _measure(self, messages: list[Message]) -> dict[str, int]:
+        return {"messages": len(messages), "tokens": self._tokens(messages)}
 
     def _tokens(self, messages: list[Message], usage: Usage = Usage()) -> int:
         """Tokens: what the server counted for the last request, and an estimate of what came since."""
@@ -156,6 +159,7 @@ class Compaction(Hooks):
         """The list with a summary of what is old. Raises ModelError where there is none, or it is no shorter."""
         whole = repair(messages)
         pruned = prune(whole, window, self.keep)
+        # The user's messages: `newest`, which stands `at` this place, and those before
         users = [place for place, each in enumerate(whole) if _is_users(each)]
         at = users[-1] if users else -1
         newest = whole[at : at + 1] if users else []
@@ -165,13 +169,16 @@ class Compaction(Hooks):
         room = _threshold(window) - window // 4 - self._tokens([*earlier, *newest])
         room = max(window // 16, min(KEEP_STEPS, window // 4, room))
         start = newest_steps(pruned[at + 1 :], room * CHARS_PER_TOKEN) + at + 1
+        # What comes before them is told by the summary, as it was before the pruning
         old = [each for place, each in enumerate(whole[:start]) if place != at]
         if len(old) <= len(earlier):
             raise ModelError("bad_request", "there is nothing old in it")
         most = min(window // 8, SUMMARY)
-        text = yield from self._write_summary(old, newest, most, focus, abort)
+        task = text_of(newest[0]) if newest else ""
+        text = yield from self._write_summary(old, task, most, focus, abort)
         summary = summary_message(shortened(text, most * CHARS_PER_TOKEN), whole[:start])
         system = [each for each in old if each["role"] in ("system", "developer")]
+        # After the message whose steps it tells, else the model would begin them again
         tells_the_newest = start > at + 1
         middle = [*newest, summary] if tells_the_newest else [summary, *newest]
         shorter = [*system, *earlier, *middle, *pruned[start:]]
@@ -182,18 +189,17 @@ class Compaction(Hooks):
     def _write_summary(
         self,
         old: list[Message],
-        newest: list[Message],
+        task: str,
         most: int,
         focus: str | None,
         abort: Abort,
     ) -> Events[str]:
-        """A summary of `old` in about `most` tokens, for the task in `newest`. A conversation that the server finds too long
-        is halved."""
+        """A summary of `old` in about `most` tokens, for this task. A conversation that the server finds too long is halved."""
         writer = self.writer or self.model
         limit = (_threshold(writer.context_window) - most) * CHARS_PER_TOKEN - len(self.prompt)
-        task = "".join(
-            f"<task>\n{shortened(text_of(each), limit // 4)}\n</task>\n\n" for each in newest
-        )
+        if task:
+            text = shortened(task, limit // 4).replace("</task", "<\\/task")
+            task = f"<task>\n{text}\n</task>\n\n"
         limit -= len(task.encode())
         order = f"Write the summary, in at most {most // 2} words."
         order += f"\nDwell on this, which matters most to the user: {focus}" if focus else ""

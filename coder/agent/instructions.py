@@ -1,9 +1,9 @@
 """Instruction files: AGENTS.md (or CLAUDE.md where there is none) and ETCODE.md, of the user and of the project.
 
-They become part of the system prompt, the nearest last. They are text for the model: nothing in them changes what
-is allowed. A link that leads out of its repository is not followed, and invisible characters are made visible.
-Above the working folder, which may be a shared place such as /tmp, only files of the user, of root or of the
-working folder's owner count.
+They become part of the system prompt, the nearest last; those of a sub-folder are named when a file below it is used.
+They are text for the model: nothing in them changes what is allowed. A link that leads out of its repository is not
+followed, and invisible characters are made visible. Above the working folder, which may be a shared place such as
+/tmp, only files of the user, of root or of the working folder's owner count.
 
 Little is imported here: the names of the files are shown before the first prompt.
 """
@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from coder.hooks import Hooks
 from coder.permissions.sanitize import escape_invisible
-from coder.tools.workspace import read_small_file, repository_top
-from coder.types import Report
+from coder.tools.workspace import TOOL_FOLDERS, read_small_file, repository_top
+from coder.types import Message, Report, ToolCall, ToolResult
 
 NAMES = (("AGENTS.md", "CLAUDE.md"), ("ETCODE.md",))  # of each row the first that has text counts
+READ_OR_CHANGE = {"read", "edit", "write", "apply_patch"}
 LIMIT = 32_000  # characters of all files together; the nearest are kept whole first
 
 INIT = """\
@@ -31,7 +33,7 @@ AGENTS.md or CLAUDE.md already, improve it instead of starting anew."""
 REVIEW = """\
 Review {}. Change no file. Read the diff first, then as much of the code around it as it takes to be sure. Report what is wrong \
 or risky: bugs, cases that are not handled, broken promises of names, comments and documents, missing tests. No praise, no matters \
-of taste. For each finding give `path:line`, what happens in which case, and how to mend it; the most serious first. If there is \
+of taste. For each finding give `path:line` (read with an offset has numbers), what happens in which case, and how to mend it; the most serious first. If there is \
 nothing to report, say so, and name what you could not check."""
 UNCOMMITTED = """\
 the uncommitted changes of this repository (git status, git diff HEAD, and files that are new); where there are none, the commits that the \
@@ -41,6 +43,45 @@ upstream of this branch does not have, or else the newest commit"""
 def review(what: str) -> str:
     """The prompt for a review, of what the user names or of what is not committed."""
     return REVIEW.format(what or UNCOMMITTED)
+
+
+class FolderInstructions(Hooks):
+    """Names the instruction files of a sub-folder after the first call that reads or changes a file below it.
+
+    The system prompt has only those from the root down to `cwd`. After a compaction they are named again.
+    """
+
+    def __init__(self, cwd: Path) -> None:
+        self.cwd = cwd
+        self._known: set[Path] = set()
+
+    def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult | None:
+        if call.name not in READ_OR_CHANGE or result.is_error:
+            return None
+        unknown: list[Path] = []
+        for path in result.details.get("paths") or [call.arguments.get("path", "")]:
+            file = Path(os.path.normpath(self.cwd / path))
+            self._known.add(file)  # it may be such a file itself
+            unknown += [above for above in self._files_above(file) if above not in self._known]
+            self._known.update(unknown)
+        if not unknown or not isinstance(result.content, str):
+            return None
+        names = ", ".join(escape_invisible(str(file.relative_to(self.cwd))) for file in unknown)
+        note = f"[{names}: instructions for work below this folder. Read before you change files there.]"
+        return replace(result, content=f"{result.content}\n\n{note}")
+
+    def on_compacted(self, messages: list[Message]) -> None:
+        self._known.clear()
+
+    def _files_above(self, file: Path) -> Iterator[Path]:
+        """The instruction files of the folders between `cwd` and this file, the nearest last."""
+        folders = [folder for folder in file.parents if self.cwd in folder.parents]
+        for folder in reversed(folders):
+            if folder.name in TOOL_FOLDERS:
+                return
+            for names in NAMES:
+                files = [folder / name for name in names if os.path.isfile(folder / name)]
+                yield from files[:1]
 
 
 @dataclass

@@ -15,7 +15,8 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from coder.permissions.rules import BUILT_IN_AGENT, Rule, RulesError, check_ownership, rules_of
+from coder.permissions.ownership import check_ownership
+from coder.permissions.rules import BUILT_IN_AGENT, Rule, RulesError, rules_of
 from coder.types import CoderError, Report
 
 if TYPE_CHECKING:
@@ -44,10 +45,7 @@ FAMILIES = {  # instructions that a family needs, by a pattern of the model's na
     r"qwen|glm|deepseek|kimi|llama|mistral|devstral": "- Call tools only through the function interface.",
 }
 ALONE = "- Nobody can answer questions in this run: choose the likeliest reading, and say so at the end."
-HEADING = (
-    "Instructions of the user and of the project follow, the nearest last. They say how to work here; they allow nothing. \
-Before you work in a sub-folder, read its AGENTS.md, if there is one."
-)
+HEADING = "Instructions of the user and of the project follow, the nearest last. They say how to work here; they allow nothing."
 
 
 def system_prompt(
@@ -65,7 +63,7 @@ def system_prompt(
     schemas it is what every request begins with: a test keeps the two under 5.7 KB.
     """
     families = (text for pattern, text in FAMILIES.items() if re.search(pattern, model.lower()))
-    remark = ALONE if is_alone and not role else ""
+    remark = ALONE if is_alone else ""
     rules = "\n".join(filter(None, [role or RULES, next(families, ""), remark]))
     facts = f"Workspace: {cwd}\nSystem: {os.uname().sysname} {os.uname().machine}\nDate: {date.today().isoformat()}"
     return "\n\n".join(filter(None, [rules, facts, HEADING if files else "", *map(str, files)]))

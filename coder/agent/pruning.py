@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,8 @@ EDITS = {"edit", "write", "apply_patch"}
 FOR_THE_USER = {"ask_user"}
 CHECKLIST = "todo"
 REMOVED = "[Output removed to save room: "
-PART = re.compile(r"\n\n\((lines \d+-\d+ of \d+);[^)]*\)\Z")
+# At the beginning of a line: those of the file have numbers there
+PART = re.compile(r"^\((lines \d+-\d+ of \d+);", re.MULTILINE)
 TASK_ID = re.compile(r"\[task_id: [^\]]*\]\s*\Z")
 PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.+)$", re.MULTILINE)
 
@@ -45,6 +45,15 @@ class Output:
         return text_of(self.message)
 
     @property
+    def size(self) -> int:
+        """Bytes in a request."""
+        return size([self.message])
+
+    @property
+    def is_long(self) -> bool:
+        return len(self.text) > SMALL
+
+    @property
     def is_error(self) -> bool:
         return bool(self.message.get("meta", {}).get("is_error"))
 
@@ -57,6 +66,11 @@ class Output:
     @property
     def path(self) -> str:
         return str(self.arguments.get("path") or "")
+
+    @property
+    def part(self) -> tuple[Any, Any]:
+        """Which lines of a file a read was asked for."""
+        return self.arguments.get("offset"), self.arguments.get("limit")
 
 
 def outputs_of(messages: list[Message]) -> list[Output]:
@@ -74,70 +88,86 @@ def outputs_of(messages: list[Message]) -> list[Output]:
 def prune(messages: list[Message], window: int, keep: int = KEEP_TOOL_OUTPUT) -> list[Message]:
     """The list with at most `keep` tokens of tool output, and notes in the place of the rest.
 
-    Output that the model has not seen yet stays: cut, if it alone is too much. Ids, order and number of the messages do
-    not change. `messages` have to be in order (history.repair).
+    Output that the model has not seen yet stays, and is cut if it alone is more than half the window. At least half
+    of `keep` is for what it has seen. Ids, order and number of the messages do not change. `messages` have to be in
+    order (history.repair).
     """
-    room = min(keep, window // 2) * CHARS_PER_TOKEN
     outputs = outputs_of(messages)
-    answers = [place for place, each in enumerate(messages) if each["role"] == "assistant"]
-    unseen = [each for each in outputs if each.place > max(answers, default=-1)]
-    shorter = messages[:]
-    if unseen and size(messages[unseen[0].place :]) > room:
-        for output in unseen:
-            shorter[output.place] = cut(output.message, room // len(unseen))
-    # What stays of the long ones; what was pruned before is short
-    whole = size(shorter[output.place] for output in outputs if _is_long(output))
+    newest_answer = -1
+    for place, message in enumerate(messages):
+        if message["role"] == "assistant":
+            newest_answer = place
+    unseen = [output for output in outputs if output.place > newest_answer]
     seen = outputs[: len(outputs) - len(unseen)]
+    shorter = messages[:]
+
+    # First what is new, since the model has asked for it
+    most = window // 2 * CHARS_PER_TOKEN
+    share = fair_share([output.size for output in unseen], most)
+    for output in unseen:
+        shorter[output.place] = cut(output.message, share)
+    new = size(shorter[output.place] for output in unseen)
+
+    # Then what was seen; what was pruned before is short, and not counted
+    kept = keep * CHARS_PER_TOKEN
+    room = min(max(kept - new, kept // 2), most - new)
+    whole = sum(output.size for output in seen if output.is_long)
     for output in in_order_of_use(seen):
         if whole <= room:
             break
         shorter[output.place] = output.message | {"content": note_of(output)}
-        whole -= size([output.message])
+        whole -= output.size
     return shorter
 
 
-def in_order_of_use(outputs: list[Output]) -> Iterator[Output]:
+def fair_share(sizes: list[int], room: int) -> int:
+    """The most that each may have, so that all fit into `room`: what is small leaves more to the others."""
+    left = len(sizes)
+    for each in sorted(sizes):
+        if each * left > room:
+            return room // left
+        room -= each
+        left -= 1
+    return max(sizes, default=0)
+
+
+def in_order_of_use(outputs: list[Output]) -> list[Output]:
     """The outputs that may be pruned, what is needed least first."""
-    touched = {path: output.place for output in outputs for path in paths_of(output)}
-    checklists = [output.place for output in outputs if output.name == CHECKLIST]
-    commands = [output.place for output in outputs if output.name == "bash" and _is_long(output)]
-    kept_commands = commands[-NEWEST_COMMANDS:]
-    replaced, others = [], []
+    touched = dict[str, int]()  # where each path was used last
+    newest_checklist_at = -1
     for output in outputs:
-        if not _may_go(output) or output.place in checklists[-1:]:
-            continue
-        if _is_replaced(output, outputs) or (output.place in set(commands) - set(kept_commands)):
-            replaced.append(output)
-        else:
-            others.append(output)
-    yield from replaced
-    yield from sorted(others, key=lambda output: touched.get(output.path, output.place))
+        touched |= dict.fromkeys(paths_of(output), output.place)
+        if output.name == CHECKLIST:
+            newest_checklist_at = output.place
+    commands = [output.place for output in outputs if output.name == "bash" and output.is_long]
+    newest_commands = commands[-NEWEST_COMMANDS:]
+
+    def rank(output: Output) -> tuple[int, int]:
+        is_old_command = output.name == "bash" and output.place not in newest_commands
+        if is_old_command or _is_replaced(output, outputs):
+            return 0, output.place
+        return 1, touched.get(output.path, output.place)
+
+    may_go = [each for each in outputs if _may_go(each) and each.place != newest_checklist_at]
+    return sorted(may_go, key=rank)
 
 
 def _may_go(output: Output) -> bool:
-    if not _is_long(output) or output.name in FOR_THE_USER or output.text.startswith(REMOVED):
+    if not output.is_long or output.name in FOR_THE_USER or output.text.startswith(REMOVED):
         return False
     # A command that failed has its exit code in the note
     return output.name == "bash" or not output.is_error
 
 
-def _is_long(output: Output) -> bool:
-    return len(output.text) > SMALL
-
-
 def _is_replaced(output: Output, outputs: list[Output]) -> bool:
     """Is it an edit's diff, or a read after which the whole file, or the same part, was read again?"""
-    if output.name in EDITS:
-        return True
     if output.name != "read":
-        return False
-    part = (output.arguments.get("offset"), output.arguments.get("limit"))
+        return output.name in EDITS
     for later in outputs:
-        is_same_file = later.name == "read" and later.path == output.path and not later.is_error
-        if later.place > output.place and is_same_file:
-            later_part = (later.arguments.get("offset"), later.arguments.get("limit"))
-            if later_part == part or not PART.search(later.text):
-                return True
+        is_read_again = later.name == "read" and later.path == output.path and not later.is_error
+        is_whole = not PART.search(later.text)
+        if later.place > output.place and is_read_again and (is_whole or later.part == output.part):
+            return True
     return False
 
 
@@ -194,7 +224,7 @@ def _lines_of(text: str) -> str:
     if part := PART.search(text):
         return part[1]
     lines = text.split("\n")
-    # Only a read that begins within the file has numbers
+    # Only a read with an offset has numbers
     first = re.match(r"\d+(?=\t)", lines[0])
     last = re.match(r"\d+(?=\t)", lines[-1])
     if first and last and int(last[0]) - int(first[0]) == len(lines) - 1:

@@ -12,6 +12,7 @@ from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
 MARKS = {"pending": "[ ]", "in_progress": "[>]", "done": "[x]"}
+TEXTS = ("text", "content", "step")  # our word for it, Claude's, codex's
 SYNONYMS = {"completed": "done", "in-progress": "in_progress", "": "pending"}  # models' words
 NO_ANSWER = "The user gave no answer. Go on with what you think best, and say what you assumed."
 
@@ -21,7 +22,8 @@ def _check_items(items: Any) -> list[dict[str, str]]:
     checked = []
     for item in items if isinstance(items, list) else [items]:
         given = item if isinstance(item, dict) else {}
-        text = " ".join(str(given.get("text") or given.get("content") or "").split())
+        texts = [str(given[name]) for name in TEXTS if given.get(name)]
+        text = " ".join("".join(texts[:1]).split())
         status = str(given.get("status") or "")
         status = SYNONYMS.get(status, status)
         if not text or status not in MARKS:
@@ -43,7 +45,8 @@ def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
     """
     checked = _check_items(items)
     lines = [f"{MARKS[item['status']]} {item['text']}" for item in checked]
-    return ToolResult("\n".join(lines) or "The checklist is empty.", details={"todo": checked})
+    text = "\n".join(lines) or "The checklist is empty."
+    return ToolResult(text, details={"todo": checked}, is_news=False)
 
 
 # The question itself is on the screen

@@ -19,8 +19,9 @@ from coder.agent.agent import Agent
 from coder.agent.profiles import AgentSpec, choices, choose, load_agents, system_prompt
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.cli.process import Interrupts, at_end, needed, optional
-from coder.cli.settings import ConfigError, Settings, config_folder, data_folder, window_of
+from coder.cli.settings import ConfigError, Settings, config_folder, data_folder, keep_of, window_of
 from coder.events import Event, Events, Notice, RunEnd, StepEnd, hidden_usage
+from coder.history import user
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import (
@@ -58,6 +59,7 @@ TOOLS = (read, write, replace(edit, twin=apply_patch), *READING)
 # For the GPT-5 family, which is trained on it
 PATCHING = (read, replace(apply_patch, twin=edit), *READING)
 NO_TASK = Rule("task", "*", "deny", "sub-agents call none")
+PLAN_IS_OVER = "Plan mode is over: files can be changed now."
 Show = Callable[[Event], None]
 
 
@@ -71,6 +73,7 @@ class App:
         self.settings, self.arguments, self.cwd = settings, arguments, Path.cwd()
         self.notices: list[str] = list(settings.notes)
         self.usage, self.newest = Usage(), Usage()  # of the session; of the newest answer
+        self.was_planning = False  # in the newest run of this conversation
         self.interrupts = Interrupts()
         self.trace: Trace | None = arguments.trace
         self.redaction = optional("coder.permissions.redact")
@@ -222,11 +225,15 @@ class App:
         module = None if self.arguments.no_compaction else optional("coder.agent.compaction")
         spec = self.agents["compaction"]
         writer = self.model_of(spec) if spec.model else None
-        compaction = module and module.Compaction(model, prompt=spec.prompt, writer=writer)
+        given = {"prompt": spec.prompt, "writer": writer, "keep": keep_of(model.context_window)}
+        compaction = module and module.Compaction(model, **given)
         guard = compaction and optional("coder.extend.guard")
         spared = guard.Guard(compaction, seconds=None) if guard else compaction  # may fail
         redaction = self.redaction and self.redaction.Redaction(self.redactor)
-        hooks = HookChain(permissions, *users, *filter(None, [self.sandbox, spared, redaction]))
+        instructions = optional("coder.agent.instructions")
+        folders = instructions and instructions.FolderInstructions(self.cwd)
+        parts = filter(None, [self.sandbox, folders, spared, redaction])
+        hooks = HookChain(permissions, *users, *parts)
         return self.trace.hooks(hooks) if self.trace else hooks, compaction
 
     def tools_for(self, model: str, read_only: bool) -> list[Tool]:
@@ -238,9 +245,9 @@ class App:
 
     def prompt_for(self, model: ChatModel, spec: AgentSpec) -> str:
         """The system prompt of an agent: rules, place, instruction files, skills."""
-        prompt = system_prompt(
-            self.cwd, model.name, self.files, spec.prompt, is_alone=not self.arguments.can_ask
-        )
+        # A sub-agent never asks, and its own prompt says so
+        is_alone = not self.arguments.can_ask and spec.mode != "subagent"
+        prompt = system_prompt(self.cwd, model.name, self.files, spec.prompt, is_alone)
         skills = self.prompt_files.section if self.prompt_files else ""
         return f"{prompt}\n\n{skills}" if skills else prompt
 
@@ -277,6 +284,7 @@ class App:
         self.model = model
         if self.compaction:
             self.compaction.model = model
+            self.compaction.keep = keep_of(model.context_window)
         agent.set_model(model)
         self.set_prompt()
         own = [self.subagents.tool] if self.subagents else []  # not for sub-agents
@@ -313,6 +321,7 @@ class App:
         self.agent.state.tools.seen.clear()
         self.permissions.memory.clear()
         self.newest = Usage()
+        self.was_planning = False
         if self.subagents:
             self.subagents.children.clear()
 
@@ -321,6 +330,12 @@ class App:
     def stream(self, prompt: str, images: Sequence[dict[str, Any]] = ()) -> Events[RunResult]:
         """One run, to be followed. The first one has the images of the command line, too."""
         images, self.images = [*self.images, *images], []
+        # However it was left: what was denied in it still stands in the conversation
+        if self.was_planning and not self.spec.read_only:
+            message = user(PLAN_IS_OVER)
+            message["meta"]["own"] = True  # it stays when the run is taken back
+            self.agent.messages.append(message)
+        self.was_planning = self.spec.read_only
         run = self.agent.stream(self.redact(prompt), images)
         return self.trace.watch(run) if self.trace else run
 

@@ -18,7 +18,7 @@ from coder.cli.settings import ConfigError
 from coder.cli.wording import ATTACHED, plural
 from coder.events import drain
 from coder.tools.files import MAX_IMAGE, image_of, ls, read
-from coder.tools.search import Search
+from coder.tools.search_programs import Search
 from coder.toolset import ToolContext
 from coder.types import Aborted, ToolError
 

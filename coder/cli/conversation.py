@@ -74,6 +74,8 @@ class Conversation:
         recorder = Recorder(self.store, info, tell=app.notices.append)
         self._leave()
         self._adopt(recorder)
+        spec = app.agents.get(info.agent)
+        app.was_planning = bool(spec and spec.read_only)
         agent = agent or info.agent
         if agent != app.spec.name and agent in app.primary:
             app.work_as(agent)

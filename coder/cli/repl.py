@@ -39,7 +39,7 @@ from coder.types import ToolError
 
 NOTIFY_AFTER = 10.0  # seconds of a run
 MAX_SHOWN = 4_000  # characters of a message in a conversation that goes on
-GO_ON = "Carry out this plan. Plan mode is over: files can be changed now."
+GO_ON = "Carry out this plan."
 # (name, argument). What looks like a command is never sent; /home/me/x.py does not
 COMMAND = re.compile(r"/([\w?-]*)(\s.*)?")
 

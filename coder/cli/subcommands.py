@@ -174,7 +174,7 @@ def export(words: Sequence[str]) -> int:
 
 def trace(words: Sequence[str]) -> int:
     """Show a recorded run as a table of its steps, or write it as a page."""
-    report = needed("coder.devtools.trace_report", "trace")
+    report = needed("coder.devtools.trace_page", "trace")
     about = "A run that was recorded with --trace FILE, step by step."
     flags = _flags("trace", about, report.MEANING)
     flags.add_argument("file", metavar="FILE")

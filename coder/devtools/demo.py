@@ -1,8 +1,8 @@
-"""The demo: a script in the place of a language model repairs a small project through real tools.
+"""The demo: a script instead of a language model repairs a small project through real tools.
 
 No language model takes part, and the script says so. Its answers are fixed; requests, tools, files
-and tests are real. Each answer names what the result before it has to match; where that differs,
-the script reports the result and stops, so it claims no success that the tests did not show.
+and tests are real. Each answer names what the result before it has to match; if that differs, the
+script reports the result and stops, so it claims no success that the tests did not show.
 """
 
 from __future__ import annotations
@@ -53,13 +53,18 @@ STEPS: list[tuple[str, Reply]] = [
 def script(body: Body) -> Reply:
     """The next answer to a conversation, by the number of answers since the user's message."""
     messages: list[Message] = body["messages"]
-    start = max((at for at, each in enumerate(messages) if each["role"] == "user"), default=0)
-    done = len([each for each in messages[start:] if each["role"] == "assistant"])
-    last = str(messages[-1]["content"]) if done else ""
+    answered = 0
+    for message in messages:
+        if message["role"] == "user":
+            answered = 0
+        elif message["role"] == "assistant":
+            answered += 1
+    last = str(messages[-1]["content"]) if answered else ""
     offered = {tool["function"]["name"] for tool in body.get("tools") or ()}
-    if missing := sorted({"ls", "bash", "read", "edit"} - offered):
+    missing = sorted({"ls", "bash", "read", "edit"} - offered)
+    if missing:
         return Reply(f"{SCRIPT}. I need the tools {', '.join(missing)}, which were not offered.")
-    expected, reply = STEPS[min(done, len(STEPS) - 1)]
+    expected, reply = STEPS[min(answered, len(STEPS) - 1)]
     if re.search(expected, last, re.M):
         return reply
     return Reply(f"That is not what my script expects, so I stop here:\n{last[-500:]}")
@@ -74,5 +79,5 @@ def scratch_project() -> Path:
 
 
 def demo_server(port: int = 0, pace: float = PACE) -> ScriptedServer:
-    """The script behind a server."""
+    """A server that answers with the script."""
     return ScriptedServer(lambda body: replace(script(body), pace=pace), port)

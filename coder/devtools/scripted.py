@@ -1,4 +1,4 @@
-"""Scripted answers in the place of a language model: a server on loopback, and a model without one.
+"""Scripted answers instead of a language model: a server on loopback, and a model without one.
 
     with ScriptedServer([Reply("Hello.")]) as server:
         ...  # base URL: server.url; what was asked: server.requests
@@ -63,11 +63,13 @@ class Reply:
     cut: int | None = None
     pace: float = 0.0
     hold: float = 0.0
-    failure: ModelError | None = None  # in the place of the answer or behind it; of a model only
+    failure: ModelError | None = None  # instead of the answer or after it; of a model only
 
     def body(self, asked: Body) -> Sequence[bytes]:
         """The pieces of a streamed answer."""
-        return [*events(self, asked)][: self.cut] if self.chunks is None else self.chunks
+        if self.chunks is not None:
+            return self.chunks
+        return list(events(self, asked))[: self.cut]
 
     def error(self) -> Body:
         """The body of an answer with an error status."""
@@ -110,10 +112,12 @@ def _deltas(reply: Reply) -> Iterator[Body]:
 
 def _calls(reply: Reply) -> list[Body]:
     calls: list[Body] = []
-    for name, given in reply.calls:
-        arguments = given if isinstance(given, str) else json.dumps(given)
-        calls.append({"id": f"call{secrets.token_hex(5)}", "type": "function"})
-        calls[-1]["function"] = {"name": name, "arguments": arguments}
+    for name, arguments in reply.calls:
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments)
+        function = {"name": name, "arguments": arguments}
+        call_id = f"call{secrets.token_hex(5)}"
+        calls.append({"id": call_id, "type": "function", "function": function})
     return calls
 
 
@@ -122,7 +126,9 @@ def _words(text: str) -> list[str]:
 
 
 def _finish(reply: Reply) -> str | None:
-    return ("tool_calls" if reply.calls else "stop") if reply.finish == "" else reply.finish
+    if reply.finish != "":
+        return reply.finish
+    return "tool_calls" if reply.calls else "stop"
 
 
 def _frame(kind: str) -> Body:
@@ -144,6 +150,17 @@ def _usage(reply: Reply, body: Body) -> Body:
 # ---- the server ----------------------------------------------------------------------------------
 
 
+def _in_order(replies: Sequence[Reply]) -> Script:
+    """One reply after the other; the last one is repeated."""
+    last = replies[-1] if replies else Reply("(the script is empty)")
+    ordered = chain(replies, repeat(last))
+
+    def script(body: Body) -> Reply:
+        return next(ordered)
+
+    return script
+
+
 class ScriptedServer(ThreadingHTTPServer):
     """A context manager that serves from a thread of its own. `port` 0 takes a free one.
 
@@ -157,15 +174,14 @@ class ScriptedServer(ThreadingHTTPServer):
 
     def __init__(self, script: Script | Sequence[Reply], port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
-        given = [] if callable(script) else [*script]
-        replies = chain(given, repeat([Reply("(the script is empty)"), *given][-1]))
-        self.script: Script = script if callable(script) else lambda _: next(replies)
+        self.script = script if callable(script) else _in_order(script)
         self.requests: list[Body] = []
         self.heads: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.times: list[float] = []
         self.sent: list[float] = []
-        self.connections = self.gone = 0
+        self.connections = 0
+        self.gone = 0
         self.models = [MODEL]
         self.stopping = threading.Event()
         self.port: int = self.server_address[1]
@@ -200,17 +216,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The list of models, whatever is asked for."""
-        self._json(200, {"object": "list", "data": [{"id": each} for each in self.server.models]})
+        models = [{"id": name} for name in self.server.models]
+        self._json(200, {"object": "list", "data": models})
 
     def do_POST(self) -> None:
-        server, arrived = self.server, time.monotonic()
+        server = self.server
+        arrived = time.monotonic()
         raw = self.rfile.read(int(self.headers.get("content-length", 0)))
         if not self.path.partition("?")[0].endswith("/chat/completions"):
             self._json(404, {"error": {"message": f"nothing at {self.path}"}})
             return
         try:
             body = json.loads(raw)
-            "".join(each["role"] for each in body["messages"])
+            "".join(message["role"] for message in body["messages"])
         except (ValueError, LookupError, TypeError):
             self._json(400, {"error": {"message": "messages has to be a list of messages"}})
             return
@@ -240,9 +258,10 @@ class _Handler(BaseHTTPRequestHandler):
         """One HTTP chunk and one write each."""
         headers = {"content-type": "text/event-stream", "transfer-encoding": "chunked"}
         self._head(reply.status, headers | reply.headers)
-        for chunk in filter(None, chunks):
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
-            self.server.stopping.wait(reply.pace)
+        for chunk in chunks:
+            if chunk:  # an empty one would end the answer
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+                self.server.stopping.wait(reply.pace)
         if reply.close == "eof":
             self.wfile.write(b"0\r\n\r\n")
             return
@@ -275,8 +294,11 @@ TRACED = {"name", "context_window", "profile", "extra_body", "budgets"}  # optio
 
 
 class ScriptedModel(ChatModel):
-    """A model with given replies. `requests` are the bodies it was sent; one request too many is a
-    ModelError. `options` are ChatModel's."""
+    """A model with given replies.
+
+    `requests` are the bodies it was sent; one request too many is a ModelError. `options` are
+    ChatModel's.
+    """
 
     def __init__(self, replies: Iterable[Reply], name: str = MODEL, **options: Any) -> None:
         address = f"script:{secrets.token_hex(4)}"  # its own: what is learnt is kept by address
@@ -286,19 +308,27 @@ class ScriptedModel(ChatModel):
 
     @classmethod
     def from_trace(cls, path: str | Path) -> ScriptedModel:
-        """The model of a trace: each answer is the recorded one, byte for byte and at once, each
-        failure too. Raises OSError, or TraceError where the file is no trace."""
+        """The model of a trace: each answer is the recorded one, byte for byte and at once.
+
+        So is each failure. Raises OSError, or TraceError if the file is no trace.
+        """
         recording = read(path)
-        options = {name: recording.model[name] for name in TRACED & {*recording.model}}
-        return cls(map(_recorded_reply, recording.exchanges), **options)
+        options = {name: recording.model[name] for name in TRACED if name in recording.model}
+        replies = [_recorded_reply(exchange) for exchange in recording.exchanges]
+        return cls(replies, **options)
 
 
 def _recorded_reply(exchange: Exchange) -> Reply:
-    chunks = [each["text"].encode("utf-8", "surrogateescape") for each in exchange.of("chunk")]
-    headers = next((each["headers"] for each in exchange.of("response")), dict[str, str]())
-    missing = {"kind": "incomplete", "message": "the trace ends in the middle of this answer"}
-    error = next((each["error"] for each in exchange.of("response_end")), missing)
-    return Reply(chunks=chunks, headers=headers, failure=ModelError(**error) if error else None)
+    chunks = [line["text"].encode("utf-8", "surrogateescape") for line in exchange.of("chunk")]
+    reply = Reply(chunks=chunks)
+    for line in exchange.of("response"):
+        reply.headers = line["headers"]
+    error: Body = {"kind": "incomplete", "message": "the trace ends in the middle of this answer"}
+    for line in exchange.of("response_end"):
+        error = line["error"]
+    if error:
+        reply.failure = ModelError(**error)
+    return reply
 
 
 class _Player(Endpoint):
@@ -306,7 +336,8 @@ class _Player(Endpoint):
 
     def __init__(self, replies: Iterable[Reply], requests: list[Body]) -> None:
         super().__init__("script:", None, {})
-        self.replies, self.requests = iter(replies), requests
+        self.replies = iter(replies)
+        self.requests = requests
 
     @contextmanager
     def post(

@@ -1,9 +1,11 @@
 """MCP: the tools of other programs and sites, from mcp.json in the configuration folder.
 
-    {"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"], "env": {"TZ": "${TZ:-UTC}"}},
-                    "docs": {"url": "https://example.com/mcp", "headers": {"X-Key": "${DOCS_KEY}"}}}}
+    {"mcpServers": {
+        "time": {"command": "uvx", "args": ["mcp-server-time"], "env": {"TZ": "${TZ:-UTC}"}},
+        "docs": {"url": "https://example.com/mcp", "headers": {"X-Key": "${DOCS_KEY}"}}}}
 
-A tool is called `server__tool`. Programs start in that folder, since `npx` and `python -m` run what lies in theirs.
+A tool is called `server__tool`. Programs start in that folder, since `npx` and `python -m` run what
+they find in their working directory.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import re
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, suppress
@@ -27,7 +30,7 @@ from typing import Any
 from coder.abort import TICK, Abort
 from coder.events import Events, Notice
 from coder.extend.mcp_transport import MAX_RESULT, TOO_LONG, bounded, checked, program
-from coder.permissions.rules import check_ownership
+from coder.permissions.ownership import check_ownership
 from coder.tools.files import image_of
 from coder.tools.processes import GRACE, marked_environment
 from coder.toolset import Tool, ToolContext
@@ -37,31 +40,38 @@ START = 60  # seconds for a server to start; `npx` may download it
 CALL = 300  # seconds for a call
 MAX_NAME = 64  # characters of a tool's name, by the API
 MAX_STDERR = 1_000_000  # bytes that are kept of a program's standard error
-MANY = 40_000  # characters of all tools that are sent with each request, above which that is said
+MANY = 40_000  # characters of all tools, which each request sends; above it, a notice says so
+VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")  # ${NAME} and ${NAME:-default}
 REJECTED = {"$schema", "allOf", "anyOf", "enum", "not", "oneOf"}  # by APIs, at the top
 to_json = partial(json.dumps, ensure_ascii=False)
 
 
 def expand(entry: Any) -> Any:
     """Replace `${NAME}` and `${NAME:-default}` in all texts. Raises ValueError for a variable that is not set."""
-    known = os.environ | {"PWD": os.getcwd()}
+    values = os.environ | {"PWD": os.getcwd()}
 
-    def value(found: re.Match[str]) -> str:
-        if found[1] not in known and found[2] is None:
-            raise ValueError(f"the variable {found[1]} is not set")
-        return json.dumps(known[found[1]])[1:-1] if found[1] in known else found[2]
+    def value_of(variable: re.Match[str]) -> str:
+        name, default = variable.groups()
+        if name in values:
+            return json.dumps(values[name])[1:-1]  # inside the quotes of a JSON text
+        if default is None:
+            raise ValueError(f"the variable {name} is not set")
+        return default
 
-    return json.loads(re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", value, json.dumps(entry)))
+    return json.loads(VARIABLE.sub(value_of, json.dumps(entry)))
 
 
 class Server:
     """One server, in the event loop: its connection and its tools. `problem`: why there is none."""
 
     def __init__(self, name: str, entry: Any, folder: Path) -> None:
-        self.name, self.entry, self.folder = name, entry, folder
+        self.name = name
+        self.entry = entry
+        self.folder = folder
         self.client: Any = None  # None: not connected
-        self.tools, self.problem = list[Any](), ""
-        self.left_out = list[str]()  # tools whose schemas are incomplete
+        self.tools: list[Any] = []
+        self.problem = ""
+        self.left_out: list[str] = []  # tools whose schemas are incomplete
         self._task: asyncio.Task[None] | None = None
         self._stderr: Any = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
 
@@ -90,7 +100,9 @@ class Server:
                     page = await client.list_tools(cursor=page.next_cursor)
                     tools += page.tools
                 limit.reschedule(None)
-                self.tools, self.client, self.problem = tools, client, ""
+                self.tools = tools
+                self.problem = ""
+                self.client = client
                 while True:  # until `close`
                     if os.fstat(self._stderr.fileno()).st_size > MAX_STDERR:
                         self._clear_stderr()
@@ -113,9 +125,11 @@ class Server:
         entry = expand(self.entry)
         self.left_out.clear()
         if "command" in entry:
-            cwd = self.folder / Path(entry.get("cwd", "")).expanduser()
-            given = {"env": marked_environment() | entry.get("env", {}), "cwd": cwd}
-            transport = program(StdioServerParameters(**entry | given), self._stderr)
+            start = entry | {
+                "cwd": self.folder / Path(entry.get("cwd", "")).expanduser(),
+                "env": marked_environment() | entry.get("env", {}),
+            }
+            transport = program(StdioServerParameters(**start), self._stderr)
             return Client(checked(transport, self.left_out))
         if "url" not in entry or entry.get("type") == "sse":
             raise ValueError("a server needs a command, or a url of streamable HTTP")
@@ -131,8 +145,10 @@ class Server:
             error = error.exceptions[0]
         self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 2000))
         last = self._stderr.read(2000).decode("utf-8", "replace").strip().rpartition("\n")[2]
-        is_late = isinstance(error, TimeoutError)
-        text = f"not ready after {START} s" if is_late else f"{error}" or type(error).__name__
+        if isinstance(error, TimeoutError):
+            text = f"not ready after {START} s"
+        else:
+            text = str(error) or type(error).__name__
         return " ".join(f"{text}: {last}".split()).removesuffix(":")
 
     def _clear_stderr(self) -> None:
@@ -159,22 +175,33 @@ class Server:
 
 
 def result_of(result: Any) -> ToolResult:
-    """A CallToolResult as a ToolResult: texts and images; structured content where there is no text."""
-    parts = [_part(each.model_dump(by_alias=True, mode="json")) for each in result.content]
-    if result.structured_content is not None and not any("text" in part for part in parts):
-        parts.append({"type": "text", "text": to_json(result.structured_content)})
-    content = "\n".join(p["text"] for p in parts) if all("text" in p for p in parts) else parts
-    return ToolResult(content, result.is_error)
+    """A CallToolResult as a ToolResult: texts and images; structured content if there is no text."""
+    blocks = [block.model_dump(by_alias=True, mode="json") for block in result.content]
+    parts = [_part(block) for block in blocks]
+    texts = [part["text"] for part in parts if "text" in part]
+    if result.structured_content is not None and not texts:
+        text = to_json(result.structured_content)
+        texts.append(text)
+        parts.append({"type": "text", "text": text})
+    if len(texts) == len(parts):
+        return ToolResult("\n".join(texts), result.is_error)
+    return ToolResult(parts, result.is_error)
 
 
 def _part(block: dict[str, Any]) -> dict[str, Any]:
     """A content block of the protocol as one of the API."""
     block |= block.get("resource", {})
-    kind, data = block.get("mimeType") or block["type"], block.get("data", block.get("blob", ""))
+    data = block.get("data", block.get("blob", ""))
     with suppress(ValueError):
         return image_of(base64.b64decode(data, validate=True))
-    other = f"[{kind}, {len(data)} characters, not shown]" if data else f"{block.get('uri')}"
-    return {"type": "text", "text": block.get("text", other)}
+    if "text" in block:
+        text = block["text"]
+    elif data:
+        kind = block.get("mimeType") or block["type"]
+        text = f"[{kind}, {len(data)} characters, not shown]"
+    else:
+        text = str(block.get("uri"))
+    return {"type": "text", "text": text}
 
 
 class Servers:
@@ -182,7 +209,7 @@ class Servers:
 
     def __init__(self, path: Path) -> None:
         self.servers: list[Server] = []
-        self._problems = list[str]()
+        self._problems: list[str] = []
         self._loop = asyncio.new_event_loop()
         try:
             check_ownership(path)
@@ -190,7 +217,7 @@ class Servers:
             self.servers = [Server(name, entry, path.parent) for name, entry in entries]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self._problems = [f"{path} is ignored: {type(error).__name__}: {error}"]
-        self._starting = {each: self._submit(each.connect()) for each in self.servers}
+        self._starting = {server: self._submit(server.connect()) for server in self.servers}
         self._are_many_reported = False
         self._deadline = 0.0  # of the wait for them, once it has begun
         for name in ("mcp", "client", "asyncio"):  # what they log would go to stderr
@@ -209,58 +236,59 @@ class Servers:
         self._deadline = self._deadline or time.monotonic() + seconds
         while wait(self._starting.values(), TICK).not_done and time.monotonic() < self._deadline:
             abort.check()
-        problems, self._problems = self._problems, []
-        done = [each for each, future in self._starting.items() if future.done()]
-        for each in done:
-            del self._starting[each]
-        failed = [each for each in done if each.problem]
-        for problem in dict.fromkeys(each.problem for each in failed):
-            names = ", ".join(each.name for each in failed if each.problem == problem)
-            problems.append(f"MCP servers left out: {names} ({problem})")
-        for each in done:
-            if each.left_out and not each.problem:
-                names = ", ".join(each.left_out)
-                why = "their inputSchema is missing or incomplete"
-                problems.append(f"MCP server {each.name}: tools left out: {names} ({why})")
+        done = [server for server, future in self._starting.items() if future.done()]
+        for server in done:
+            del self._starting[server]
+        problems = self._problems + _problems_of(done)
+        self._problems = []
         if self._starting and self._deadline > 0:
             self._deadline = -1.0  # reported; no later call waits
-            names = ", ".join(each.name for each in self._starting)
+            names = ", ".join(server.name for server in self._starting)
             problems.append(f"MCP servers still starting: {names}. A later prompt has their tools.")
-        yield from map(Notice, problems)
+        for problem in problems:
+            yield Notice(problem)
 
     def tools(self) -> list[Tool]:
         """The tools of all servers that are ready, or were."""
-        made: dict[str, Tool] = {}
-        for server, each in ((s, tool) for s in self.servers for tool in s.tools):
-            name = re.sub(r"[^a-zA-Z0-9_-]", "_", f"{server.name}__{each.name}")[:MAX_NAME]
-            name = f"{name[: MAX_NAME - 5]}_{len(made):04}" if name in made else name
-            text = (each.description or "")[:2_000]  # each request holds it
-            schema = {k: v for k, v in each.input_schema.items() if k not in REJECTED}
-            call = partial(self._call, server, each.name)
-            made[name] = Tool(
-                *(name, text, schema, call), title=to_json, is_open=True, permission="mcp"
-            )
-        return [*made.values()]
+        tools: dict[str, Tool] = {}
+        for server in self.servers:
+            for offered in server.tools:
+                name = re.sub(r"[^a-zA-Z0-9_-]", "_", f"{server.name}__{offered.name}")[:MAX_NAME]
+                if name in tools:  # another name that is the same in these characters
+                    name = f"{name[: MAX_NAME - 5]}_{len(tools):04}"
+                schema = offered.input_schema
+                tools[name] = Tool(
+                    name=name,
+                    description=(offered.description or "")[:2_000],  # each request holds it
+                    parameters={key: schema[key] for key in schema if key not in REJECTED},
+                    function=partial(self._call, server, offered.name),
+                    title=to_json,
+                    is_open=True,
+                    permission="mcp",
+                )
+        return list(tools.values())
 
     def pending(self) -> list[str]:
         """The servers whose tools no run has yet, each with its state or what went wrong."""
-        states = list[str]()
-        for each, future in self._starting.items():
-            state = each.problem or "ready" if future.done() else "still starting"
-            states.append(f"{each.name} ({state})")
+        states = []
+        for server, future in self._starting.items():
+            state = "still starting"
+            if future.done():
+                state = server.problem or "ready"
+            states.append(f"{server.name} ({state})")
         return states
 
     def check_size(self, tools: Sequence[Tool]) -> Events[None]:
-        """A notice, once, if these tools of ours, which each request holds, are long."""
-        sizes = dict[str, int]()
-        for each in tools:
-            server = each.name.partition("__")[0]
-            sizes[server] = sizes.get(server, 0) + len(to_json(each.schema))
-        total = sum(sizes.values())
+        """A notice, once, if these tools of the servers, which each request holds, are long."""
+        sizes: Counter[str] = Counter()
+        for tool in tools:
+            server = tool.name.partition("__")[0]
+            sizes[server] += len(to_json(tool.schema))
+        total = sizes.total()
         if total <= MANY or self._are_many_reported:
             return
         self._are_many_reported = True
-        largest = sorted(sizes.items(), key=lambda item: -item[1])
+        largest = sizes.most_common()
         servers = ", ".join(f"{name} {size:,}" for name, size in largest)
         yield Notice(
             f"The tools of MCP servers take {total:,} characters of each request: {servers}. "
@@ -282,11 +310,28 @@ class Servers:
     def close(self) -> None:
         """End all of them; what takes longer than GRACE is left to `stop_all`."""
         if self._loop.is_running():
-            wait([self._submit(each.close()) for each in self.servers], GRACE)
+            wait([self._submit(server.close()) for server in self.servers], GRACE)
             self._loop.call_soon_threadsafe(self._loop.stop)
 
 
-_lock, _start = threading.Lock(), cache(Servers)
+def _problems_of(servers: list[Server]) -> list[str]:
+    """A sentence for each problem of these servers, with all that share it."""
+    names_by_problem: dict[str, list[str]] = {}
+    sentences = []
+    for server in servers:
+        if server.problem:
+            names_by_problem.setdefault(server.problem, []).append(server.name)
+        elif server.left_out:
+            names = ", ".join(server.left_out)
+            why = "their inputSchema is missing or incomplete"
+            sentences.append(f"MCP server {server.name}: tools left out: {names} ({why})")
+    for problem, failed in names_by_problem.items():
+        sentences.append(f"MCP servers left out: {', '.join(failed)} ({problem})")
+    return sentences
+
+
+_lock = threading.Lock()
+_start = cache(Servers)
 
 
 def start(path: Path) -> Servers:

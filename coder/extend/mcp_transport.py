@@ -1,7 +1,8 @@
-"""What comes from an MCP server, before the package `mcp` reads it: bounded, and without tools that it would refuse.
+"""What an MCP server sends, before the package `mcp` reads it: bounded, and without tools that it would refuse.
 
-A result of 100 MB must cost neither the memory nor the connection, and one bad tool not the other tools of its page. The
-package's own stdio transport has no bound, and joins the pieces of a line in quadratic time.
+A result of 100 MB must cost neither the memory nor the connection, and one bad tool not the other
+tools of its page. The package's own stdio transport has no bound, and joins the pieces of a line in
+quadratic time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TOO_LONG = f"the result was over {MAX_RESULT // 1_000_000} MB and is left out; a
 END = 2  # seconds for a program to end when its input is closed, and again after SIGTERM
 TICK = 0.01  # seconds between looks at a program that ends
 
-# The id of a response, which stands next to one end of it in whatever order its three members are
+# The id of a response. In whatever order its three members are, it is next to one end of it
 _RPC = rb'"jsonrpc"\s*:\s*"2\.0"\s*'
 FIRST_ID = re.compile(rb'\s*\{\s*(?:%s,\s*)?"id"\s*:\s*(\d+)\b(?!\s*,\s*"method")' % _RPC)
 LAST_ID = re.compile(rb'"id"\s*:\s*(\d+)\s*(?:,\s*%s)?\}\s*$' % _RPC)
@@ -29,7 +30,8 @@ class Checked:
     """The messages of a stream, as the package reads them. `left_out` gets the names of incomplete tools."""
 
     def __init__(self, messages: Any, left_out: list[str]) -> None:
-        self._messages, self._left_out = messages, left_out
+        self._messages = messages
+        self._left_out = left_out
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._messages, name)  # `last_context` and others
@@ -45,14 +47,21 @@ class Checked:
 
     async def __anext__(self) -> Any:
         item = await anext(self._messages)
-        result = getattr(getattr(item, "message", None), "result", None)
-        if isinstance(result, dict) and isinstance(tools := result.get("tools"), list):
-            result["tools"] = [each for each in tools if is_complete(each)]
-            bad = [each for each in tools if each not in result["tools"]]
-            self._left_out += [
-                str(each.get("name") if isinstance(each, dict) else each) for each in bad
-            ]
+        message = getattr(item, "message", None)
+        result = getattr(message, "result", None)
+        if isinstance(result, dict) and isinstance(result.get("tools"), list):
+            result["tools"] = self._complete_tools(result["tools"])
         return item
+
+    def _complete_tools(self, tools: list[Any]) -> list[Any]:
+        complete = []
+        for tool in tools:
+            if is_complete(tool):
+                complete.append(tool)
+            else:
+                name = tool.get("name") if isinstance(tool, dict) else tool
+                self._left_out.append(str(name))
+        return complete
 
 
 def is_complete(tool: Any) -> bool:
@@ -81,7 +90,10 @@ async def checked(transport: Any, left_out: list[str]) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def program(parameters: Any, stderr: Any) -> AsyncIterator[Any]:
-    """The transport of a program, with StdioServerParameters: a line is a message. Raises OSError and ValueError."""
+    """The transport of a program, with StdioServerParameters: a line is a message.
+
+    Raises OSError and ValueError.
+    """
     process = await asyncio.create_subprocess_exec(
         parameters.command,
         *parameters.args,
@@ -102,7 +114,7 @@ async def program(parameters: Any, stderr: Any) -> AsyncIterator[Any]:
 
 
 async def _messages(output: asyncio.StreamReader) -> AsyncIterator[Any]:
-    """The messages of a program. In the place of one that is too long comes an error for the request that it answers."""
+    """The messages of a program. One that is too long becomes an error for the request that it answers."""
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
 
@@ -114,23 +126,26 @@ async def _messages(output: asyncio.StreamReader) -> AsyncIterator[Any]:
             return
         except asyncio.LimitOverrunError as error:
             part = await output.readexactly(error.consumed)
-            if not skipped and (found := FIRST_ID.match(part)):  # at once: it may never end
-                yield SessionMessage(_too_long(found))
+            answered = None if skipped else FIRST_ID.match(part)
+            if answered:  # at once: the line may never end
+                yield SessionMessage(_too_long(int(answered[1])))
             skipped = part[-200:]
             continue
         if not skipped:
             with suppress(ValueError):  # a line that is no message is not for us
                 yield SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-        elif found := LAST_ID.search(skipped + line[-200:]):
-            yield SessionMessage(_too_long(found))
+            continue
+        answered = LAST_ID.search(skipped + line[-200:])
+        if answered:
+            yield SessionMessage(_too_long(int(answered[1])))
         skipped = b""
 
 
-def _too_long(found: re.Match[bytes]) -> Any:
+def _too_long(request_id: int) -> Any:
     from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError
 
     error = ErrorData(code=INTERNAL_ERROR, message=TOO_LONG)
-    return JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=error)
+    return JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
 
 
 class _Input:
@@ -165,21 +180,30 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Wait until a program without input ends; then end its group. By `returncode`: `wait` waits for its children as well."""
-    for number in (signal.SIGTERM, signal.SIGKILL, None):
-        deadline = asyncio.get_running_loop().time() + END
-        while process.returncode is None and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(TICK)
-        if process.returncode is not None or number is None:
+    """Wait until a program without input ends; then end its group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if await _has_ended(process):
             return
         _signal(process, number)
+    await _has_ended(process)
+
+
+async def _has_ended(process: asyncio.subprocess.Process) -> bool:
+    """Wait END seconds for it. By `returncode`: `wait` waits for the children of the program as well."""
+    deadline = asyncio.get_running_loop().time() + END
+    while process.returncode is None and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(TICK)
+    return process.returncode is not None
 
 
 # ---- addresses -----------------------------------------------------------------------------------
 
 
 async def bounded(response: Any) -> None:
-    """Bound the bytes of a response to a request, unpacked; a hook for the client. Reading raises an error of httpx2."""
+    """Bound the bytes of a response to a request, unpacked; a hook for the client.
+
+    Reading more raises an error of httpx2.
+    """
     import httpx2
 
     if response.request.method != "POST":  # the stream of a server's own messages, which stays

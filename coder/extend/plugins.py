@@ -1,13 +1,14 @@
 """Plugins: the user's tools, hooks, commands and subscribers, from Python files and installed packages.
 
-    def setup(api):                                    # ~/.config/coder/plugins/weather.py, or an entry point of the
-        api.add_tool(forecast)                         # group "coder.plugins" that names this function
+    def setup(api):                       # in ~/.config/coder/plugins/weather.py, or named by an
+        api.add_tool(forecast)            # entry point of the group "coder.plugins"
         api.add_hook(Audit(), seconds=5)
         api.add_command("umbrella", umbrella, "do I need one?")
         api.subscribe(log)
 
-A plugin is code with all of the user's rights. One that fails to load, or that another user could have written
-(rules.py), is reported and left out, whole. Each call of its tools asks, unless they declare otherwise (toolset.py).
+A plugin is code with all of the user's rights. One that fails to load, or that another user could
+have written (rules.py), is reported and left out, whole. Each call of its tools asks, unless they
+declare otherwise (toolset.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from coder import toolset
 from coder.events import Event
 from coder.extend.guard import Guard
 from coder.hooks import Hooks
-from coder.permissions.rules import check_ownership
+from coder.permissions.ownership import check_ownership
 from coder.toolset import Tool
 from coder.types import Report
 
@@ -42,7 +43,10 @@ class Command:
 
 @dataclass
 class PluginApi:
-    """What a plugin's `setup` gets, and what it has registered, in order. `taken`: names that it cannot register."""
+    """What a plugin's `setup` gets, and what it has registered, in order.
+
+    `taken`: names that it cannot register.
+    """
 
     name: str
     taken: set[str]
@@ -52,20 +56,27 @@ class PluginApi:
     subscribers: list[Callable[[Event], Any]] = field(default_factory=list)
 
     def add_tool(self, tool: Tool | Callable[..., Any]) -> None:
-        """Offer a tool (or a function, see coder.toolset) to the model. Raises TypeError, or ValueError for a name that is taken."""
-        made = tool if isinstance(tool, Tool) else toolset.tool(tool)
-        self._take(made.name)
-        self.tools.append(made)
+        """Offer a tool (or a function, see coder.toolset) to the model.
+
+        Raises TypeError, or ValueError for a name that is taken.
+        """
+        if not isinstance(tool, Tool):
+            tool = toolset.tool(tool)
+        self._take(tool.name)
+        self.tools.append(tool)
 
     def add_hook(self, hook: Hooks, *, seconds: float = 30.0, closed: bool = False) -> None:
-        """Add a hook behind a Guard with these options."""
+        """Add a hook, in a Guard with these options."""
         if not isinstance(hook, Hooks):
             raise TypeError(f"a hook is a coder.Hooks, not {type(hook).__name__}")
         name = f"{self.name}: {type(hook).__name__}"
         self.hooks.append(Guard(hook, name=name, seconds=seconds, closed=closed))
 
     def add_command(self, name: str, function: Callable[[str], str | None], help: str = "") -> None:  # noqa: A002 (what it is)
-        """Add `/name` to the prompt; small letters only. Raises ValueError for another name, or one that is taken."""
+        """Add `/name` to the prompt; lower-case letters only.
+
+        Raises ValueError for another name, or one that is taken.
+        """
         if not (name.isascii() and name.isalpha() and name.islower()):
             raise ValueError(f"a command's name must consist of lower-case letters, not {name!r}")
         self._take(f"/{name}")
@@ -110,9 +121,9 @@ class Plugins(PluginApi):
                 subscriber(event)
             except Exception as error:
                 self.subscribers.remove(subscriber)
-                place = getattr(subscriber, "__module__", None) or "a plugin"
+                plugin = getattr(subscriber, "__module__", None) or "a plugin"
                 why = f"{type(error).__name__}: {error}"
-                self.report(f"A subscriber of {place} failed and is removed: {why}")
+                self.report(f"A subscriber of {plugin} failed and is removed: {why}")
 
 
 def _run_file(path: Path) -> Callable[[PluginApi], Any]:
@@ -128,13 +139,21 @@ def _run_file(path: Path) -> Callable[[PluginApi], Any]:
 
 
 def _find_plugins(folder: Path) -> Iterator[tuple[str, Callable[[], Callable[[PluginApi], Any]]]]:
-    """(name, what returns its `setup`), of the folder's files and of the entry points of this package's group."""
+    """(name, what returns its `setup`) of the folder's files and of the entry points of GROUP."""
     for path in sorted(folder.glob("*.py")):
         yield path.name, partial(_run_file, path)
     # The reader of entry points takes 40 ms to import, so first see whether there is one
-    listings = (each for place in sys.path for each in Path(place).glob("*-info/entry_points.txt"))
-    if any(each.is_file() and GROUP in each.read_text("utf-8", "replace") for each in listings):
+    if _has_entry_points():
         from importlib.metadata import entry_points
 
         for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
             yield f"{entry.name} ({entry.value})", entry.load
+
+
+def _has_entry_points() -> bool:
+    """Does an installed package name GROUP?"""
+    for folder in sys.path:
+        for listing in Path(folder).glob("*-info/entry_points.txt"):
+            if listing.is_file() and GROUP in listing.read_text("utf-8", "replace"):
+                return True
+    return False

@@ -1,10 +1,12 @@
 """Prompt files: commands and skills as Markdown, of the user's, and of the project's after a yes.
 
     ~/.config/coder/commands/review.md     /review WORDS at the prompt: its text is entered
-    ~/.config/coder/skills/pdf/SKILL.md    name and description stand in the system prompt; the model reads the rest
+    ~/.config/coder/skills/pdf/SKILL.md    the system prompt has its name and description; the model
+                                           reads the rest
 
-What a project brings instructs nobody unseen. A yes is kept for a path and what is there (of a skill: all files of
-its folder), so that text that has changed is asked about again. It never takes a name of the user's.
+What a project brings instructs nobody unseen. A yes is kept for a path and its content (of a skill:
+all files of its folder), so that text that has changed is asked about again. A project's file never
+replaces one of the user's with the same name.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from coder.agent.profiles import split_front_matter
-from coder.permissions.rules import check_ownership
+from coder.permissions.ownership import check_ownership
 from coder.permissions.sanitize import escape_invisible
 from coder.tools.workspace import escaped, read_small_file
 from coder.types import Report
@@ -31,14 +33,23 @@ MAX_FILES = 200  # of a project's folder
 MAX_FILE = 64_000  # bytes
 MAX_FOLDER = 20_000_000  # bytes of a project's skill; each file counts for some more
 MAX_DESCRIPTION = 1024  # characters, as agentskills.io has it
-SKILLS = "Skills: files with the user's instructions. Where one fits the task, read it first and follow it."
+PLACEHOLDER = re.compile(r"\$(ARGUMENTS\b|[1-9](?!\d))")
+ENTRY = re.compile(
+    r"([\w-]+):(?:\s+(?:[|>][+-]?)?(.*))?"
+)  # `key: value`, with | or > before a block
+QUOTED = re.compile(r"\A(['\"])(.*)\1\Z")
+SKILLS = (
+    "Skills: files with the user's instructions. "
+    "Where one fits the task, read it first and follow it."
+)
 
 
 @dataclass
 class PromptFile:
-    """A command or a skill. `answer` is the user's to a project's: "yes", "no", "later", "changed" (since then) or "".
+    """A command or a skill.
 
-    `digest` stands for the content of a project's; the user's own have none, and need no answer.
+    `answer` is the user's to a file of a project: "yes", "no", "later", "changed" (since the answer)
+    or "". `digest` is the hash of its content; the user's own files have none, and need no answer.
     """
 
     name: str
@@ -53,118 +64,178 @@ class PromptFile:
         return self.path.name == "SKILL.md"
 
     def filled(self, words: str) -> str:
-        """The text with words of the user's in the place of $ARGUMENTS and $1 to $9; without a place, behind it."""
+        """The text with the user's words for $ARGUMENTS and $1 to $9; if it has neither, they are added at the end."""
         try:
-            each = shlex.split(words)
+            arguments = shlex.split(words)
         except ValueError:  # a quote without its end
-            each = words.split()
-        values = {"ARGUMENTS": words, **{str(n): word for n, word in enumerate(each, 1)}}
-        place = re.compile(r"\$(ARGUMENTS\b|[1-9](?!\d))")
-        text, places = place.subn(lambda found: values.get(found[1], ""), self.text)
-        text = text if places else f"{text}\n\n{words}".strip()
-        # An @path of the user's attaches a file unasked; one of a project's is text
-        return re.sub(r"(?<!\S)@", r"\\@", text) if self.digest else text
+            arguments = words.split()
+        values = {str(number): word for number, word in enumerate(arguments, 1)}
+        values["ARGUMENTS"] = words
+
+        def value_of(placeholder: re.Match[str]) -> str:
+            return values.get(placeholder[1], "")
+
+        text, count = PLACEHOLDER.subn(value_of, self.text)
+        if count == 0:
+            text = f"{text}\n\n{words}".strip()
+        # The user's own @path attaches a file unasked; in a project's file it is text
+        if self.digest:
+            text = re.sub(r"(?<!\S)@", r"\\@", text)
+        return text
 
 
 class PromptFiles:
-    """All of a session. `users` and `projects` are folders with `skills`, the first of each also with `commands`;
-    `answers` is the file of what the user has answered. `report` gets a sentence for each file left out."""
+    """All commands and skills of a session.
+
+    `users` and `projects` are folders with `skills`, the first of each also with `commands`; `answers`
+    is the file of what the user has answered. `report` gets a sentence for each file left out.
+    """
 
     def __init__(
         self, users: Sequence[Path], projects: Sequence[Path], answers: Path, report: Report = str
     ) -> None:
         self.answers = answers
-        self.commands, self.skills = dict[str, PromptFile](), dict[str, PromptFile]()
-        known, real = self._read_answers(), {os.path.realpath(each) for each in users}
-        own = [each for each in projects if os.path.realpath(each) not in real]
-        for folder in [*users, *own]:
-            paths = sorted(folder.glob("skills/*/SKILL.md"))
-            if folder in (users[0], projects[0]):
-                paths += sorted(folder.glob("commands/*.md"))
-            if folder in own and len(paths) > MAX_FILES:
+        self.report = report
+        self.commands: dict[str, PromptFile] = {}
+        self.skills: dict[str, PromptFile] = {}
+        with_commands = {users[0], projects[0]}
+        for folder in users:
+            for path in _paths_in(folder, folder in with_commands):
+                self._add(path, project=None)
+        # A project in the home folder may have the user's own folder
+        own = {os.path.realpath(folder) for folder in users}
+        for folder in projects:
+            if os.path.realpath(folder) in own:
+                continue
+            paths = _paths_in(folder, folder in with_commands)
+            if len(paths) > MAX_FILES:
                 report(f"Only {MAX_FILES} files of {escaped(str(folder))} count.")
-                paths = paths[:MAX_FILES]
-            for path in paths:
-                try:
-                    made = read_prompt_file(path, folder.parent if folder in own else None)
-                except (OSError, ValueError) as error:
-                    report(f"{escaped(str(path))} is ignored: {error}.")
-                    continue
-                if made.digest:
-                    word, _, digest = known.get(str(path), "").partition(" ")
-                    made.answer = word if digest == made.digest else digest and "changed"
-                (self.skills if made.is_skill else self.commands).setdefault(made.name, made)
+            for path in paths[:MAX_FILES]:
+                self._add(path, project=folder.parent)
+
+    def _add(self, path: Path, project: Path | None) -> None:
+        """Add the command or skill of a file, unless its name is taken."""
+        try:
+            added = read_prompt_file(path, project)
+        except (OSError, ValueError) as error:
+            self.report(f"{escaped(str(path))} is ignored: {error}.")
+            return
+        if added.digest:
+            added.answer = self._answer_to(added)
+        files = self.skills if added.is_skill else self.commands
+        files.setdefault(added.name, added)
+
+    def _answer_to(self, file: PromptFile) -> str:
+        """What the user has answered to this content of the file; "changed", if it was to another."""
+        word, _, digest = self._answers.get(str(file.path), "").partition(" ")
+        if not digest:
+            return ""
+        return word if digest == file.digest else "changed"
+
+    @cached_property
+    def _answers(self) -> dict[str, str]:
+        return self._read_answers()
 
     def _read_answers(self) -> dict[str, str]:
+        """ "answer digest" by path."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             check_ownership(self.answers)
-            return {k: str(v) for k, v in json.loads(self.answers.read_text()).items()}
+            answers = json.loads(self.answers.read_text())
+            return {path: str(answer) for path, answer in answers.items()}
         return {}
 
     def answer(self, files: Sequence[PromptFile], answer: str) -> None:
         """Take the user's answer. A yes and a no are kept; what cannot be written is for this session."""
-        for each in files:
-            each.answer = answer
+        for file in files:
+            file.answer = answer
         if answer == "later":
             return
-        new = {str(each.path): f"{answer} {each.digest}" for each in files}
+        new = {str(file.path): f"{answer} {file.digest}" for file in files}
         with contextlib.suppress(OSError):
             self.answers.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             text = json.dumps(self._read_answers() | new, indent=1)
-            with open(self.answers, "w", opener=partial(os.open, mode=0o600)) as file:
-                file.write(text)
+            with open(self.answers, "w", opener=partial(os.open, mode=0o600)) as output:
+                output.write(text)
 
     def unanswered(self) -> list[PromptFile]:
         """The skills to ask the user about."""
-        return [each for each in self.skills.values() if each.answer in ("", "changed")]
+        return [skill for skill in self.skills.values() if skill.answer in ("", "changed")]
 
     @property
     def section(self) -> str:
-        """The part of the system prompt about the skills; "" where there is none."""
-        usable = [each for each in self.skills.values() if each.answer == "yes"]
-        lines = [f"- {each.name}: {each.description} ({each.path})" for each in usable]
-        return "\n".join([SKILLS, *lines]) if lines else ""
+        """The part of the system prompt about the skills; "" if there are none."""
+        usable = [skill for skill in self.skills.values() if skill.answer == "yes"]
+        if not usable:
+            return ""
+        lines = [f"- {skill.name}: {skill.description} ({skill.path})" for skill in usable]
+        return "\n".join([SKILLS, *lines])
+
+
+def _paths_in(folder: Path, with_commands: bool) -> list[Path]:
+    """The files of a folder that are skills, and, `with_commands`, commands."""
+    paths = sorted(folder.glob("skills/*/SKILL.md"))
+    if with_commands:
+        paths += sorted(folder.glob("commands/*.md"))
+    return paths
 
 
 def read_prompt_file(path: Path, project: Path | None = None) -> PromptFile:
     """The command or skill of a file; the user's, or one of `project`. Raises OSError and ValueError."""
-    is_skill, real = path.name == "SKILL.md", Path(os.path.realpath(path))
+    is_skill = path.name == "SKILL.md"
     name = (path.parent.name if is_skill else path.stem).lower()
     if not NAME.fullmatch(name):
         raise ValueError("a name has letters, digits, - and _ only")
-    if not project:
+
+    # Whose it is, and what it holds
+    real = Path(os.path.realpath(path))
+    if project is None:
         check_ownership(path)
     elif real.name != path.name or not real.is_relative_to(os.path.realpath(project)):
         raise ValueError("it is a link that leads elsewhere")
-    if (data := read_small_file(real, MAX_FILE + 1)) is None or len(data) > MAX_FILE:
+    data = read_small_file(real, MAX_FILE + 1)
+    if data is None or len(data) > MAX_FILE:
         raise ValueError(f"it is no regular file of at most {MAX_FILE:,} bytes")
+
     whole = data.decode("utf-8", "replace").replace("\r\n", "\n")
     front, text = split_front_matter(whole)
-    head = read_front_matter(front or "")
-    if not text or (is_skill and not head.get("description")):
+    description = read_front_matter(front or "").get("description", "")
+    if not text or (is_skill and not description):
         raise ValueError("it has no text, or no description in its front matter")
-    said = " ".join((head.get("description") or text.partition("\n")[0].strip("# ")).split())
-    said = escape_invisible(said)[:MAX_DESCRIPTION]
-    text = escape_invisible(whole if is_skill else text)  # as the model gets it
-    if not project:
-        return PromptFile(name, path, said, text)
+    if not description:  # a command may do without: its first line stands for it
+        description = text.partition("\n")[0].strip("# ")
+    file = PromptFile(
+        name=name,
+        path=path,
+        description=escape_invisible(" ".join(description.split()))[:MAX_DESCRIPTION],
+        text=escape_invisible(whole if is_skill else text),  # as the model gets it
+    )
+    if project is not None:
+        file.digest = _digest_of(data, real.parent if is_skill else None)
+    return file
+
+
+def _digest_of(data: bytes, folder: Path | None) -> str:
+    """The hash of a file's bytes, and of all that is in the folder of a skill."""
     digest = hashlib.sha256(data)
-    for piece in _contents(real.parent) if is_skill else ():
-        digest.update(piece)
-    return PromptFile(name, path, said, text, digest.hexdigest())
+    if folder:
+        for piece in _contents(folder):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _contents(folder: Path) -> Iterator[bytes]:
-    """Names and content of all files in a folder. Raises ValueError where that is not all that a reader would find."""
+    """Names and content of all files in a folder. Raises ValueError if that is not all that a reader would find."""
     room = MAX_FOLDER
-    for place, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         folders.sort()
-        for path in (Path(place, name) for name in sorted(files + folders)):
-            is_folder = path.is_dir() and not path.is_symlink()
-            if (data := b"" if is_folder else read_small_file(path, room + 1)) is None:
-                raise ValueError(
-                    f"{escaped(path.name)} in its folder is a link, or no file to read"
-                )
+        for name in sorted(files + folders):
+            path = Path(parent, name)
+            data: bytes | None = b""
+            if path.is_symlink() or not path.is_dir():
+                data = read_small_file(path, room + 1)
+            if data is None:
+                name = escaped(path.name)
+                raise ValueError(f"{name} in its folder is a link, or no file to read")
             room -= len(data) + 1000
             if room < 0:
                 raise ValueError("its folder holds too much")
@@ -172,13 +243,17 @@ def _contents(folder: Path) -> Iterator[bytes]:
 
 
 def read_front_matter(text: str) -> dict[str, str]:
-    """Its `key: value` lines; what is deeper in a key belongs to its value. It gives no right, so what is not understood is
-    passed over."""
-    head, key = dict[str, str](), ""
+    """The `key: value` lines; indented lines after one belong to its value.
+
+    It gives no right, so what is not understood is passed over.
+    """
+    head: dict[str, str] = {}
+    key = ""
     for line in text.splitlines():
-        if entry := re.fullmatch(r"([\w-]+):(?:\s+(?:[|>][+-]?)?(.*))?", line):
-            key, head[entry[1]] = entry[1], entry[2] or ""
+        entry = ENTRY.fullmatch(line)
+        if entry:
+            key = entry[1]
+            head[key] = entry[2] or ""
         elif key and line[:1].isspace():
             head[key] += f" {line.strip()}"
-    quotes = re.compile(r"\A(['\"])(.*)\1\Z")
-    return {key: quotes.sub(r"\2", value.strip()) for key, value in head.items()}
+    return {key: QUOTED.sub(r"\2", value.strip()) for key, value in head.items()}

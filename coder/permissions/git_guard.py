@@ -49,32 +49,39 @@ class GitGuard:
 
     Call from one thread at a time. Commands may overlap: until the last ends, changes are theirs.
     From the first command to `close` a record of the files is in coder's folder `data`, locked by
-    this process. One that nobody has locked is of a process that was killed; `left` is what differs.
+    this process. A record without a lock was left by a killed process; `left` lists what changed since.
     """
 
-    def __init__(self, workspace: Path, ours: Iterable[Path] = (), data: Path | None = None):
+    def __init__(self, workspace: Path, own: Iterable[Path] = (), data: Path | None = None):
         tops = dict.fromkeys((workspace, repository_top(workspace)))
-        self._gits = list(dict.fromkeys(f"{git}/" for top in tops for git in git_folders(top)))
         self._roots = [f"{top}/.git" for top in tops]
         # A HEAD may make a repository of the workspace itself
-        self._roots += map(str, (workspace / "HEAD", workspace / ".coder", *ours))
-        self._roots += [git + name for git in self._gits for name in NAMES]
+        self._roots += [str(path) for path in (workspace / "HEAD", workspace / ".coder", *own)]
+        self._gits: list[str] = []
+        for top in tops:
+            for git in git_folders(top):
+                if f"{git}/" not in self._gits:
+                    self._gits.append(f"{git}/")
+                    self._roots += [f"{git}/{name}" for name in NAMES]
         self._commands_running = 0
         self.known = State()  # as it was when the last command ended
         self.unguarded: list[str] = []  # holds too much, or cannot be read
         self._accept()
+
         name = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32]
-        self._records = data / "guarded" if data else None
         self._name = f"{name}-{os.getpid()}-{os.urandom(4).hex()}.json"
+        self._records = data / "guarded" if data else None
         self._lock = -1  # on the record of this process
-        self._of_killed = [*self._records.glob(f"{name}*.json")] if self._records else []
-        self._of_killed = [path for path in self._of_killed if not _is_locked(path)]
+        self._of_killed: list[Path] = []
+        if self._records:
+            records = self._records.glob(f"{name}*.json")
+            self._of_killed = [path for path in records if not _is_locked(path)]
         self.left = Changes()
         for path in self._of_killed:
-            # A command may have written it, where the workspace is the home
+            # A command may have written it, if the workspace is the home
             with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
-                data_of = json.loads(read_small_file(path) or b"{")
-                self.left |= _changes(data_of, _digests(self.known))
+                record = json.loads(read_small_file(path) or b"{")
+                self.left |= _changes(record, _digests(self.known))
 
     def begin(self) -> Changes:
         """A command begins. Returns what changed since the last one ended; that stays."""
@@ -141,28 +148,30 @@ class GitGuard:
 
     def _read(self) -> State:
         """What is there; a repository that is gone as a whole may come back, and counts."""
-        state = {path: entry for root in self._roots for path, entry in _read_tree(root).items()}
-        gone = [git for git in self._gits if not os.path.lexists(f"{git}HEAD")]
+        state = State()
+        for root in self._roots:
+            state |= _read_tree(root)
+        gone = tuple(git for git in self._gits if not os.path.lexists(f"{git}HEAD"))
         for path in self.known.keys() - state.keys():
-            if path.startswith(tuple(gone)):
+            if path.startswith(gone):
                 state[path] = self.known[path]
         for path in state.keys() - self.known.keys():
-            mode, data = state[path]
-            if path.endswith("/config") and stat.S_ISREG(mode) and GIT_INIT.fullmatch(data):
-                self.known[path] = mode, data  # a command may make a repository
+            if _is_of_new_repository(path, state[path]):  # which a command may make
+                self.known[path] = state[path]
         return state
 
     def _put_back(self, path: str, old: Entry | None) -> None:
         """Raises OSError."""
         if os.path.isdir(path) and not os.path.islink(path):  # is moved aside
-            root = next(each for each in self._roots if f"{path}/".startswith(f"{each}/"))
+            root = next(root for root in self._roots if f"{path}/".startswith(f"{root}/"))
             os.rename(path, f"{root}.undone-{os.urandom(4).hex()}")
         if old is None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             return
         mode, data = old
-        os.makedirs(folder := os.path.dirname(path), exist_ok=True)
+        folder = os.path.dirname(path)
+        os.makedirs(folder, exist_ok=True)
         temporary = Path(folder, temporary_name())
         if stat.S_ISLNK(mode):
             temporary.symlink_to(os.fsdecode(data))
@@ -172,9 +181,19 @@ class GitGuard:
         os.replace(temporary, path)
 
 
+def _is_of_new_repository(path: str, entry: Entry) -> bool:
+    """Is this the configuration that `git init` writes?"""
+    mode, data = entry
+    if not path.endswith("/config") or not stat.S_ISREG(mode):
+        return False
+    return GIT_INIT.fullmatch(data) is not None
+
+
 def _read_tree(root: str) -> State:
     """The files and links at and below a path, but for sample hooks and what is in `.git`."""
-    state, waiting, size = State(), [root], 0
+    state = State()
+    waiting = [root]
+    size = 0
     for _ in range(MAX_FILES):
         if not waiting:
             return state
@@ -185,25 +204,32 @@ def _read_tree(root: str) -> State:
             continue
         if stat.S_ISDIR(mode):
             with contextlib.suppress(OSError):  # another user's
-                # A closed one is opened: it could hide something
-                if mode & stat.S_IRWXU != stat.S_IRWXU:
-                    os.chmod(path, stat.S_IMODE(mode) | stat.S_IRWXU)
-                if path.endswith("/.git"):
-                    continue
-                with os.scandir(path) as listed:
-                    paths = (each.path for each in listed if not each.name.endswith(".sample"))
-                    waiting += itertools.islice(paths, MAX_FILES)
+                waiting += _entries_of(path, mode)
             continue
-        link = os.fsencode(os.readlink(path)) if stat.S_ISLNK(mode) else None
-        state[path] = mode, link or read_small_file(path, MAX_BYTES) or b""
-        size += len(state[path][1])
+        if stat.S_ISLNK(mode):
+            content = os.fsencode(os.readlink(path))
+        else:
+            content = read_small_file(path, MAX_BYTES) or b""
+        state[path] = mode, content
+        size += len(content)
         if size >= MAX_BYTES:
             break
     return {root: TOO_MUCH}
 
 
+def _entries_of(folder: str, mode: int) -> list[str]:
+    """The paths in a folder. A closed one is opened: it could hide something. Raises OSError."""
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.chmod(folder, stat.S_IMODE(mode) | stat.S_IRWXU)
+    if folder.endswith("/.git"):
+        return []
+    with os.scandir(folder) as entries:
+        paths = (entry.path for entry in entries if not entry.name.endswith(".sample"))
+        return list(itertools.islice(paths, MAX_FILES))
+
+
 def _is_locked(path: Path) -> bool:
-    """Whether a process that lives has locked this file; also where it cannot be opened."""
+    """Whether a process that lives has locked this file; also if it cannot be opened."""
     try:
         fd = os.open(path, FILE)
     except OSError:
@@ -220,20 +246,25 @@ def _is_locked(path: Path) -> bool:
 
 
 def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> Changes:
-    """How two states differ, what holds something before what is in it."""
-    paths = sorted({path for path, _ in old.items() ^ new.items()})
-    return {
-        path: "removed" if path not in new else "changed" if path in old else "new"
-        for path in paths
-    }
+    """How two states differ, a folder before what is in it."""
+    changes = Changes()
+    for path in sorted({path for path, _ in old.items() ^ new.items()}):
+        if path not in new:
+            changes[path] = "removed"
+        elif path in old:
+            changes[path] = "changed"
+        else:
+            changes[path] = "new"
+    return changes
 
 
 def _digests(state: State) -> dict[str, str]:
-    return {path: hashlib.sha256(repr(each).encode()).hexdigest() for path, each in state.items()}
+    return {path: hashlib.sha256(repr(entry).encode()).hexdigest() for path, entry in state.items()}
 
 
 def describe(changes: Changes, workspace: Path) -> str:
     """In one line: `.git/hooks/pre-commit (new), .git/config (changed)`."""
     texts = [f"{path.removeprefix(f'{workspace}/')} ({what})" for path, what in changes.items()]
-    more = [f"and {len(texts) - 10} more"] if len(texts) > 10 else []
-    return escaped(", ".join(texts[:10] + more))
+    if len(texts) > 10:
+        texts[10:] = [f"and {len(texts) - 10} more"]
+    return escaped(", ".join(texts))

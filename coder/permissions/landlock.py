@@ -22,15 +22,26 @@ from typing import NamedTuple
 # Of BPF: code, instructions to skip if true, if false, value
 Instruction = tuple[int, int, int, int]
 
-# System calls, the same on all machines but Alpha; and constants of prctl(2).
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+# System calls, the same on all machines but Alpha
+CREATE_RULESET = 444
+ADD_RULE = 445
+RESTRICT_SELF = 446
 VERSION = 1  # flag of CREATE_RULESET: return the version of the interface
 PATH_BENEATH = 1
-PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, FILTER_MODE = 22, 24, 38, 2
-NETWORK_ABI, FULL_ABI = 4, 6  # the first versions with rules for TCP, and with scopes
+# Of prctl(2)
+PR_SET_SECCOMP = 22
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+FILTER_MODE = 2
+# The first versions of the interface with rules for TCP, and with scopes
+NETWORK_ABI = 4
+FULL_ABI = 6
 
-# Rights that change something, as bits, by the version that introduced them.
-WRITE_FILE, REFER, TRUNCATE, IOCTL_DEV = 1 << 1, 1 << 13, 1 << 14, 1 << 15
+# Rights that change something, as bits, by the version that introduced them
+WRITE_FILE = 1 << 1
+REFER = 1 << 13
+TRUNCATE = 1 << 14
+IOCTL_DEV = 1 << 15
 MAKE_AND_REMOVE = sum(1 << bit for bit in range(4, 13))
 RIGHTS = {1: WRITE_FILE | MAKE_AND_REMOVE, 2: REFER, 3: TRUNCATE, 5: IOCTL_DEV}
 FOLDER_RIGHTS = ~(1 << 6 | 1 << 11)  # no device nodes: with its own root could write to any disk
@@ -51,9 +62,8 @@ class Calls(NamedTuple):
     prlimit64: int
     setpriority: int
     ioprio_set: int
-    scheduling: tuple[
-        int, ...
-    ]  # sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr
+    # sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr
+    scheduling: tuple[int, ...]
 
 
 CALLS = {  # by AUDIT_ARCH
@@ -65,42 +75,66 @@ CALLS = {  # by AUDIT_ARCH
 MACHINES = {"x86_64", "aarch64"}  # those whose programs, 32-bit ones included, are all in the table
 X32 = 0x40000000  # from here on: the calls of x86_64 by other numbers
 IO_URING_SETUP = 425
-LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # linux/bpf_common.h
+# Codes of instructions (linux/bpf_common.h)
+LOAD = 0x20
+EQUAL = 0x15
+AT_LEAST = 0x35
+RETURN = 0x06
 ALLOW: Instruction = (RETURN, 0, 0, 0x7FFF0000)
 DENY: Instruction = (RETURN, 0, 0, 0x00050000 | errno.EACCES)
-NUMBER, ARCH, FIRST, SECOND, THIRD = (
-    0,
-    4,
-    16,
-    24,
-    32,
-)  # in struct seccomp_data; arguments: low half first
-# socket(family, ...): AF_UNIX and AF_NETLINK.
-LOCAL_SOCKETS = [(LOAD, 0, 0, FIRST), (EQUAL, 2, 0, 1), (EQUAL, 1, 0, 16), DENY, ALLOW]
-# prlimit64(process, resource, new, old): process 0 is the caller; without `new` it only reads.
-OWN_LIMITS = [
-    *[(LOAD, 0, 0, FIRST), (EQUAL, 5, 0, 0)],
-    *[(LOAD, 0, 0, THIRD), (EQUAL, 0, 2, 0), (LOAD, 0, 0, THIRD + 4), (EQUAL, 1, 0, 0)],
-    *[DENY, ALLOW],
+# What is loaded, by its offset in struct seccomp_data; of the arguments the low half is first
+NUMBER = 0
+ARCH = 4
+FIRST = 16
+SECOND = 24
+THIRD = 32
+# socket(family, ...): AF_UNIX and AF_NETLINK
+LOCAL_SOCKETS = [
+    (LOAD, 0, 0, FIRST),
+    (EQUAL, 2, 0, 1),
+    (EQUAL, 1, 0, 16),
+    DENY,
+    ALLOW,
 ]
-# sched_setaffinity(process, ...) and its kin: process 0 is the caller.
-OWN_PROCESS = [(LOAD, 0, 0, FIRST), (EQUAL, 1, 0, 0), DENY, ALLOW]
+# prlimit64(process, resource, new, old): process 0 is the caller; without `new` it only reads
+OWN_LIMITS = [
+    (LOAD, 0, 0, FIRST),
+    (EQUAL, 5, 0, 0),
+    (LOAD, 0, 0, THIRD),
+    (EQUAL, 0, 2, 0),
+    (LOAD, 0, 0, THIRD + 4),
+    (EQUAL, 1, 0, 0),
+    DENY,
+    ALLOW,
+]
+# sched_setaffinity(process, ...) and the like: process 0 is the caller
+OWN_PROCESS = [
+    (LOAD, 0, 0, FIRST),
+    (EQUAL, 1, 0, 0),
+    DENY,
+    ALLOW,
+]
 # From here on, the first argument of setpriority and ioprio_set means all processes of a user
-PRIO_USER, IOPRIO_WHO_USER = 2, 3
+PRIO_USER = 2
+IOPRIO_WHO_USER = 3
 
 
 def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = None) -> bool:
     """Limit this thread, and what it starts, to changing files at and below `writable`.
 
     Its programs get no rights by set-user-ID, fewer of root's, and cannot change other processes'
-    limits, priorities and scheduling. Without `network` it has local sockets only, or where seccomp is missing no TCP. `abi`: use
-    no newer Landlock. Returns whether the kernel can do all of this. Raises OSError where it has none.
+    limits, priorities and scheduling. Without `network` it has local sockets only, or no TCP if seccomp
+    is missing. `abi`: use no newer Landlock. Returns whether the kernel can do all of this. Raises
+    OSError if it has no Landlock.
     """
     if abi is None:
         abi = _call("syscall", CREATE_RULESET, None, 0, VERSION)
     handled = sum(rights for since, rights in RIGHTS.items() if abi >= since)
-    fields = [handled, 0 if network else TCP, SCOPES]
-    fields = fields[: 1 if abi < NETWORK_ABI else 2 if abi < FULL_ABI else 3]
+    fields = [handled]
+    if abi >= NETWORK_ABI:
+        fields.append(0 if network else TCP)
+    if abi >= FULL_ABI:
+        fields.append(SCOPES)
     attributes = struct.pack(f"={len(fields)}Q", *fields)
     ruleset = _call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
     with contextlib.ExitStack() as closing:
@@ -112,7 +146,8 @@ def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = N
                 continue
             closing.callback(os.close, fd)
             is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
-            rule = struct.pack("=Qi", handled & (FOLDER_RIGHTS if is_folder else FILE_RIGHTS), fd)
+            rights = FOLDER_RIGHTS if is_folder else FILE_RIGHTS
+            rule = struct.pack("=Qi", handled & rights, fd)
             _call("syscall", ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
         with contextlib.suppress(OSError):  # only root can drop them, who alone has them
             for capability in CAPABILITIES:
@@ -123,43 +158,49 @@ def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = N
 
 
 def limit_signals() -> None:
-    """Let this thread, and what it starts, signal nothing else. Raises OSError where Landlock cannot.
+    """Let this thread, and what it starts, signal nothing else. Raises OSError if Landlock cannot.
 
-    Links and moves between folders, which any set of rules denies that does not allow them, stay allowed.
+    Links and moves between folders stay allowed: each set of rules denies them unless it allows them.
     """
     attributes = struct.pack("=3Q", REFER, 0, SCOPE_SIGNAL)
     ruleset = _call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
     with contextlib.ExitStack() as closing:
         closing.callback(os.close, ruleset)
-        closing.callback(os.close, root := os.open("/", os.O_PATH | os.O_CLOEXEC))
+        root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        closing.callback(os.close, root)
         _call("syscall", ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", REFER, root), 0)
         _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _call("syscall", RESTRICT_SELF, ruleset, 0)
 
 
 def _filter_calls(network: bool) -> bool:
-    """Deny for good changing other processes' limits, priorities and scheduling, and, without `network`, sockets other than unix
-    and netlink ones, and io_uring, which opens sockets by itself. Calls of an unknown architecture
-    are denied. False where seccomp does not work, or the machine is not in the table."""
+    """Deny for good changing other processes' limits, priorities and scheduling.
+
+    Without `network` also sockets other than unix and netlink ones, and io_uring, which opens sockets
+    by itself. Calls of an unknown architecture are denied. False if seccomp does not work, or the
+    machine is not in the table.
+    """
     program = [(LOAD, 0, 0, ARCH)]
     for arch, calls in CALLS.items():
         part = [(LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, X32), DENY]
         part += _case(calls.prlimit64, OWN_LIMITS)
         part += _case(calls.setpriority, _own_priority(PRIO_USER))
         part += _case(calls.ioprio_set, _own_priority(IOPRIO_WHO_USER))
-        for each in calls.scheduling:
-            part += _case(each, OWN_PROCESS)
+        for number in calls.scheduling:
+            part += _case(number, OWN_PROCESS)
         if not network:
-            part += [*_case(IO_URING_SETUP, [DENY]), *_case(calls.socket, LOCAL_SOCKETS)]
-            if calls.socketcall:
-                part += _case(calls.socketcall, [DENY])  # its arguments cannot be seen
-        program += _case(arch, [*part, ALLOW])
+            part += _case(IO_URING_SETUP, [DENY])
+            part += _case(calls.socket, LOCAL_SOCKETS)
+        if not network and calls.socketcall:
+            part += _case(calls.socketcall, [DENY])  # its arguments cannot be seen
+        part.append(ALLOW)
+        program += _case(arch, part)
     return install_filter(program)
 
 
 def install_filter(program: list[Instruction]) -> bool:
     """Filter this thread's system calls for good, and deny all of other architectures."""
-    packed = b"".join([struct.pack("=HBBI", *each) for each in [*program, DENY]])
+    packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in [*program, DENY])
     code = ctypes.create_string_buffer(packed)
     header = struct.pack("@HP", len(packed) // 8, ctypes.addressof(code))
     with contextlib.suppress(OSError):
@@ -171,22 +212,27 @@ def install_filter(program: list[Instruction]) -> bool:
 def _own_priority(users: int) -> list[Instruction]:
     """setpriority(which, who, ...): who 0 is the caller, or its group, but from `users` on all of its user."""
     return [
-        *[(LOAD, 0, 0, FIRST), (AT_LEAST, 2, 0, users)],
-        *[(LOAD, 0, 0, SECOND), (EQUAL, 1, 0, 0), DENY, ALLOW],
+        (LOAD, 0, 0, FIRST),
+        (AT_LEAST, 2, 0, users),
+        (LOAD, 0, 0, SECOND),
+        (EQUAL, 1, 0, 0),
+        DENY,
+        ALLOW,
     ]
 
 
 def _case(value: int, part: list[Instruction]) -> list[Instruction]:
-    """Run `part` where the loaded value is this one."""
+    """Run `part` if the loaded value is this one."""
     return [(EQUAL, 0, len(part), value), *part]
 
 
 def _call(name: str, *arguments: int | bytes | None) -> int:
     """Call a function of the C library. Raises OSError."""
-    if sys.platform != "linux":  # where the numbers are those of other system calls
+    if sys.platform != "linux":  # there the numbers are those of other system calls
         raise OSError(errno.ENOSYS, "this system is not Linux")
-    given = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    result = getattr(ctypes.CDLL(None, use_errno=True), name)(*given)
+    values = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    result = function(*values)
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return int(result)

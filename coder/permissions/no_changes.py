@@ -1,7 +1,8 @@
-"""What a command of plan mode may not do beside writing: change modes, owners, times and the like, and ask
-a server of this machine to change something.
+"""What a command of plan mode may not do apart from writing.
 
-Landlock (landlock.py) has no rights for these, so a second filter of system calls denies them.
+It may not change modes, owners, times and the like, nor ask a server of this machine to change
+something. Landlock (landlock.py) has no rights for these, so a second filter of system calls denies
+them.
 """
 
 from __future__ import annotations
@@ -23,16 +24,30 @@ from coder.permissions.landlock import (
     restrict,
 )
 
-X86_64, AARCH64 = 0xC000003E, 0xC00000B7  # AUDIT_ARCH
-# From asm/unistd.h: truncate, which Landlock covers since version 3 only, chmod, fchmod, chown, fchown,
-# lchown, utime, setxattr and removexattr in their three forms, utimes, fchownat, futimesat, fchmodat,
-# utimensat; on aarch64 those of them that it has
+# AUDIT_ARCH
+X86_64 = 0xC000003E
+AARCH64 = 0xC00000B7
+# From asm/unistd.h, by their numbers on the two architectures (0: there is none). Landlock covers
+# truncate since version 3 only.
 CALLS_THAT_CHANGE = {
-    X86_64: (
-        *(76, 90, 91, 92, 93, 94, 132, 188, 189, 190, 197, 198, 199),
-        *(235, 260, 261, 268, 280),
-    ),
-    AARCH64: (45, 5, 6, 7, 14, 15, 16, 52, 53, 54, 55, 88),
+    "truncate": (76, 45),
+    "chmod": (90, 0),
+    "fchmod": (91, 52),
+    "chown": (92, 0),
+    "fchown": (93, 55),
+    "lchown": (94, 0),
+    "utime": (132, 0),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "utimes": (235, 0),
+    "fchownat": (260, 54),
+    "futimesat": (261, 0),
+    "fchmodat": (268, 53),
+    "utimensat": (280, 88),
 }
 # fchmodat2, setxattrat, removexattrat, file_setattr: one number on all machines
 NEWER_CALLS = (452, 463, 466, 469)
@@ -43,44 +58,46 @@ UNIX = 1  # the family of a socket
 
 
 def make_reader(scratch: Path) -> ThreadPoolExecutor | None:
-    """Make a thread whose children can change nothing but this folder; None where that cannot be."""
+    """Make a thread whose children can change nothing but this folder; None if the kernel cannot do that."""
     thread = ThreadPoolExecutor(1)
-    places = [scratch, *(Path("/dev", name) for name in ("null", "zero", "full"))]
+    writable = [scratch, Path("/dev/null"), Path("/dev/zero"), Path("/dev/full")]
     try:
         scratch.mkdir(mode=0o700, exist_ok=True)
-        thread.submit(restrict, places, network=False).result()
-        return thread if thread.submit(deny_changes).result() else None
+        thread.submit(restrict, writable, network=False).result()
+        is_denied = thread.submit(deny_changes).result()
     except OSError:
         return None
+    return thread if is_denied else None
 
 
 def deny_changes() -> bool:
     """Deny them in this thread, and in what it starts, for good.
 
     To be called after `restrict` without a network. Programs of other architectures, 32-bit ones too,
-    can do nothing then. False where seccomp does not work, or not on this machine.
+    can do nothing then. False if seccomp does not work, or not on this machine.
     """
     program: list[Instruction] = [(LOAD, 0, 0, ARCH)]
-    for arch, numbers in CALLS_THAT_CHANGE.items():
+    for column, arch in enumerate((X86_64, AARCH64)):
+        numbers = [number[column] for number in CALLS_THAT_CHANGE.values() if number[column]]
         part: list[Instruction] = [(LOAD, 0, 0, NUMBER)]
         for number in (*numbers, *NEWER_CALLS):
-            part += _deny_where(number)
+            part += _deny_value(number)
         part += _deny_argument(CALLS[arch][0], FIRST, UNIX)
         part += _deny_argument(IOCTL[arch], SECOND, *FLAGS_OF_A_FILE)
-        part += [ALLOW]
+        part.append(ALLOW)
         program += [(EQUAL, 0, len(part), arch), *part]
     return install_filter(program)
 
 
-def _deny_where(value: int) -> list[Instruction]:
+def _deny_value(value: int) -> list[Instruction]:
     """Deny the call if the loaded value is this one."""
     return [(EQUAL, 0, 1, value), DENY]
 
 
-def _deny_argument(call: int, place: int, *values: int) -> list[Instruction]:
-    """Deny this call where its argument at `place` is one of the values."""
-    tests: list[Instruction] = [(LOAD, 0, 0, place)]
+def _deny_argument(call: int, offset: int, *values: int) -> list[Instruction]:
+    """Deny this call if its argument at `offset` is one of the values."""
+    tests: list[Instruction] = [(LOAD, 0, 0, offset)]
     for value in values:
-        tests += _deny_where(value)
-    tests += [ALLOW]
+        tests += _deny_value(value)
+    tests.append(ALLOW)
     return [(EQUAL, 0, len(tests), call), *tests]

@@ -23,6 +23,7 @@ from pathlib import Path, PurePath
 
 from coder.events import DoomLoop, Event, Outcome, PermissionAsked, PermissionReplied
 from coder.hooks import Hooks
+from coder.permissions.read_only import read_only
 from coder.permissions.rules import (
     ALLOW,
     BUILT_IN,
@@ -37,7 +38,7 @@ from coder.permissions.rules import (
     limits_reading,
     strictest,
 )
-from coder.permissions.shell import joined, parse, read_only
+from coder.permissions.shell import joined, parse
 from coder.providers.text import new_id
 from coder.tools.secrets import holds_secrets
 from coder.toolset import Default, Tool, ToolContext
@@ -52,6 +53,11 @@ NOT_CONFINED = (
     "that can write nothing, but there is none here: it needs Linux with Landlock and seccomp, and no "
     "--sandbox off."
 )
+# What plan mode denies by itself, by the kind of permission
+PLAN_DENIES = {
+    "edit": "plan mode changes no file. The user ends it.",
+    "unconfined": "in plan mode no command runs outside the sandbox. The user ends it.",
+}
 MAX_COMMAND = 10_000  # characters of a command that a pattern may allow: nobody reads a longer one
 
 
@@ -243,32 +249,44 @@ class Permissions(Hooks):
         decision = strictest(decided)
         targets = ", ".join(patterns)
         if decision.action == "deny":
-            why = f"a rule denies {permission} {targets}"
-            if permission == "unconfined" and self.changes_nothing:
-                why = "in plan mode no command runs outside the sandbox"
-            raise DeniedError(f"{why}. Do not try it another way.")
+            rules = f"a rule denies {permission} {targets}. Do not try it another way."
+            raise DeniedError(self._plans_denial(permission) or rules)
         if decision.is_confined and not getattr(ctx.confine, "read_only", False):
             raise DeniedError(NOT_CONFINED)
-        if decision.action == "allow" or (decision.action == "ask" and permission == answered):
+        if decision.action == "allow" or permission == answered:
             return False
         if not self.can_ask:
             raise DeniedError(_denial(permission, decision))
-        pattern, why = decision.always_pattern, decision.reason
         asked = PermissionAsked(
-            new_id(), permission, targets, pattern, detail, why, call_id=ctx.call_id
+            new_id(),
+            permission,
+            pattern=targets,
+            remember=decision.always_pattern,
+            detail=detail,
+            why=decision.reason,
+            call_id=ctx.call_id,
         )
         yield asked
         yield PermissionReplied(asked.id, asked.answer)
         ctx.abort.check()  # Ctrl+C at the question stops the run
+        if asked.answer == "no" and asked.reason:  # the user may have named another way
+            raise DeniedError(f"the user refused and wrote: {asked.reason}")
         if asked.answer == "no":
-            reason = f": {asked.reason}" if asked.reason else ""
-            raise DeniedError(f"the user refused{reason}. Do not try it another way.")
-        if asked.answer == "always" and pattern and asked.remember:
-            is_shown = asked.remember == pattern  # else a pattern of the user's
-            is_exact = is_shown and permission not in ("edit", "external_directory")
-            rule = Rule(permission, asked.remember, "allow", "you, this session", is_exact)
-            self.memory.append(rule)
+            raise DeniedError("the user refused. Do not try it another way.")
+        if asked.answer == "always" and decision.always_pattern:
+            self._remember(asked, decision.always_pattern)
         return True
+
+    def _remember(self, asked: PermissionAsked, shown: str) -> None:
+        """Allow from now on what "always" means: the pattern that was shown, or one of the user's own."""
+        is_path = asked.permission in ("edit", "external_directory")
+        is_exact = asked.remember == shown and not is_path
+        rule = Rule(asked.permission, asked.remember, "allow", "you, this session", is_exact)
+        self.memory.append(rule)
+
+    def _plans_denial(self, kind: str) -> str:
+        """Say that it is the plan which denies this kind of action; "" if it is not."""
+        return PLAN_DENIES.get(kind, "") if self.changes_nothing else ""
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
         ctx.authorize = self.authorize
@@ -276,10 +294,8 @@ class Permissions(Hooks):
         ctx.secret = partial(self._is_closed, cwd=ctx.cwd)
         tool = ctx.tool or self._known_tools.get(call.name)
         if tool and self.denied(tool):
-            why = f"a rule denies the tool {call.name}."
-            if self.changes_nothing and tool.kind == "edit":
-                why = "plan mode changes no file. The user ends it."
-            raise DeniedError(why)
+            rules = f"a rule denies the tool {call.name}."
+            raise DeniedError(self._plans_denial(tool.kind) or rules)
         if ctx.tool and not ctx.tool.asks_itself:  # one that is not there runs nothing
             yield from self._ask_about(call, ctx, ctx.tool)
         return None
@@ -349,7 +365,8 @@ def _denial(permission: str, decision: Decision) -> str:
         flags = "".join(f" --allow {shlex.quote(f'{permission}:{rule}')}" for rule in rules)
         way = f"-y allows it, or{flags}." if flags else "-y allows it."
     why = f" ({decision.reason})" if decision.reason else ""
-    return f"{permission} needs permission{why}, and no user can be asked here; {way}"
+    end = "Do not try another way: say in your answer that you need it."
+    return f"{permission} needs permission{why}, and no user can be asked here; {way} {end}"
 
 
 # ---- protected paths -----------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from coder.types import Completion, Request, ToolCall, ToolResult
 
 HIDDEN = "[API key, not shown]"
 MIN_KEY = 8  # characters
-# What users write where a local server wants a key and does not check it
+# What users write if a local server wants a key and does not check it
 PLACEHOLDER = re.compile(
     r"anything|placeholder|password|localhost|lm-studio|not-(needed|required)|your-api-key"
     r"|sk-no-key(-required)?|no-key-required|x{8,}|12345678|123456789|1234567890",
@@ -104,9 +104,12 @@ class Redaction(Hooks):
         return None
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult:
-        clean = self.redactor.text
-        content, details = redacted(result.content, clean), redacted(result.details, clean)
-        return dataclasses.replace(result, content=content, details=details)
+        redact = self.redactor.text
+        return dataclasses.replace(
+            result,
+            content=redacted(result.content, redact),
+            details=redacted(result.details, redact),
+        )
 
 
 def redact_logs(redactor: Redactor) -> None:
@@ -123,10 +126,12 @@ def redact_logs(redactor: Redactor) -> None:
             text = record.getMessage()
         except Exception:  # it does not fit its arguments
             text = f"{record.msg} {record.args!r}"
-        record.msg, record.args = redactor.text(strip_controls(text)), ()
+        record.msg = redactor.text(strip_controls(text))
+        record.args = ()
         if record.exc_info:
             text = logging.Formatter().formatException(record.exc_info)
-            record.exc_text, record.exc_info = redactor.text(strip_controls(text)), None
+            record.exc_text = redactor.text(strip_controls(text))
+            record.exc_info = None
         return record
 
     logging.setLogRecordFactory(make_redacted)
@@ -162,4 +167,10 @@ def without_secrets(text: str) -> str:
     """Replace what is a secret by its shape or by the name before it: for what is exported."""
     for shape in SHAPES:
         text = shape.sub(rf"\1{REMOVED}", text)
-    return VARIABLE.sub(lambda each: each[1] + REMOVED if is_secret(each[2]) else each[0], text)
+    return VARIABLE.sub(_without_value, text)
+
+
+def _without_value(variable: re.Match[str]) -> str:
+    if is_secret(variable[2]):
+        return variable[1] + REMOVED
+    return variable[0]

@@ -65,10 +65,10 @@ CHANGED = "A command changed {}; put back."
 class Sandbox(Hooks):
     """Confines what the tools of a session start. One for a process.
 
-    `required`: raise CoderError where the kernel lacks something; otherwise `notices` says so, in
-    sentences for the user. `config` is coder's own folder, guarded where commands can write to it;
-    with `data`, the next start reports what a killed process could not put back. `may_leave`: somebody
-    can allow a command to run outside; otherwise the model is not told of that way.
+    `required`: raise CoderError if the kernel lacks something; otherwise `notices` says so, in
+    sentences for the user. `config` is coder's own folder, guarded if commands can write to it; with
+    `data`, the next start reports what a killed process could not put back. `may_leave`: somebody can
+    allow a command to run outside; otherwise the model is not told of that way.
     """
 
     def __init__(
@@ -81,7 +81,8 @@ class Sandbox(Hooks):
         data: Path | None = None,
         may_leave: bool = True,
     ) -> None:
-        self.workspace, self.network = Path(workspace).resolve(), network
+        self.workspace = Path(workspace).resolve()
+        self.network = network
         self.may_leave = may_leave
         self.temporary = private_folder() / "tmp"
         self.temporary.mkdir(mode=0o700, exist_ok=True)
@@ -90,30 +91,37 @@ class Sandbox(Hooks):
         self.notices: list[str] = []
         self._unreported_notices: list[str] = []
         # Threads that start children: in the sandbox, and outside. `signaller` starts the former
-        self.confined, self.worker = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.confined = ThreadPoolExecutor(1)
+        self.worker = ThreadPoolExecutor(1)
         self.signaller = ThreadPoolExecutor(1)
         self._end_all: Callable[[], object] | None = None  # once there was a command
         self._is_limited = False  # whether the kernel took the limit of signals
         self._is_scoped = False  # whether that was seen to work
         self._since = 0  # clock ticks: no command is older
-        writable = [self.workspace, self.temporary, *writable_git_folders(self.workspace)]
-        writable += [path for name in DEVICES for path in Path("/dev").glob(name)]
-        try:
-            is_complete = self.signaller.submit(self._start_confined, writable).result()
-            self.notices += [] if is_complete else [INCOMPLETE]
-            self.active = True
-        except OSError:
-            self.notices.append(NO_SANDBOX)
-            self.active = False
+        self.active = self._confine()
         if required and self.notices:
             raise CoderError(self.notices[0])
         if self.active and self._can_write(Path(os.path.expanduser("~"))):
             self.notices.append(HOLDS_HOME)
-        ours = [config] if config and self._can_write(config) else []
-        self.guard = GitGuard(self.workspace, ours, data)
+        own = [config] if config and self._can_write(config) else []
+        self.guard = GitGuard(self.workspace, own, data)
         self.report(UNGUARDED, dict.fromkeys(self.guard.unguarded, "too much"))
         self.report(NOT_ENDED, self.guard.left)
         self.notices += self._take_unreported()
+
+    def _confine(self) -> bool:
+        """Limit the thread that starts commands; False, with a notice, if the kernel cannot."""
+        writable = [self.workspace, self.temporary, *writable_git_folders(self.workspace)]
+        for name in DEVICES:
+            writable += Path("/dev").glob(name)
+        try:
+            is_complete = self.signaller.submit(self._start_confined, writable).result()
+        except OSError:
+            self.notices.append(NO_SANDBOX)
+            return False
+        if not is_complete:
+            self.notices.append(INCOMPLETE)
+        return True
 
     def _start_confined(self, writable: Iterable[Path]) -> bool:
         """Start the confined thread in a domain of Landlock whose members can signal each other alone."""
@@ -123,7 +131,7 @@ class Sandbox(Hooks):
         return self.confined.submit(restrict, writable, self.network).result()
 
     def _can_write(self, path: Path) -> bool:
-        return any(each.is_relative_to(self.workspace) for each in (path, path.resolve()))
+        return path.is_relative_to(self.workspace) or path.resolve().is_relative_to(self.workspace)
 
     def report(self, text: str, changes: Changes) -> None:
         """Keep a notice for the user until the next event."""
@@ -135,28 +143,29 @@ class Sandbox(Hooks):
 
         `read_only`: for an agent that changes nothing, and so leaves no sandbox.
         """
-        about = "run outside the sandbox; the user is asked. Only for what it prevents"
-        more, made = {"unconfined": {"type": "boolean", "description": about}}, list[Tool]()
-        for tool in tools:
-            if self.active and tool.name == "bash":
-                properties = tool.parameters["properties"]
-                if self.may_leave and not read_only:
-                    properties = properties | more
-                parameters = tool.parameters | {"properties": properties}
-                where = "$TMPDIR alone" if read_only else "the workspace and $TMPDIR alone"
-                tool = dataclasses.replace(
-                    tool,
-                    description=f"{tool.description} It can write in {where}.",
-                    parameters=parameters,
-                    function=_bash,
-                )
-            made.append(tool)
-        return made
+        return [self._with_bash(tool, read_only) if tool.name == "bash" else tool for tool in tools]
+
+    def _with_bash(self, tool: Tool, read_only: bool) -> Tool:
+        """The tool bash as this sandbox has it."""
+        if not self.active:
+            return tool
+        properties = dict(tool.parameters["properties"])
+        if self.may_leave and not read_only:
+            about = "run outside the sandbox; the user is asked. Only for what it prevents"
+            properties["unconfined"] = {"type": "boolean", "description": about}
+        writable = "$TMPDIR" if read_only else "the workspace and $TMPDIR"
+        return dataclasses.replace(
+            tool,
+            description=f"{tool.description} It can write in {writable} alone.",
+            parameters=tool.parameters | {"properties": properties},
+            function=_bash,
+        )
 
     def since(self) -> list[str]:
         """For the end of a session: what changed since the last command, and is not reported.
 
-        What commands have left in the background ends before. Where something could go on, the record stays.
+        What commands have left in the background ends before. If something could go on, the record
+        stays.
         """
         is_certain = self._end_commands()
         self.report(LEFT, self.worker.submit(self.guard.since).result())
@@ -169,17 +178,19 @@ class Sandbox(Hooks):
     def watch(self) -> None:
         """See to it that all confined processes end with this one, or with the session.
 
-        In the thread that is limited in its signals: kill(2) of "all processes" from there reaches those of this
-        sandbox, whatever they have made of their groups, parents and variables, and no other of the user's. That the
-        limit works is seen first, at a process outside of it; without it, only marks, groups and parents tell.
+        In the thread that is limited in its signals: kill(2) of "all processes" from there reaches those
+        of this sandbox, whatever they have made of their groups, parents and variables, and no other of
+        the user's. That the limit works is seen first, at a process outside of it; without it, only
+        marks, groups and parents tell.
         """
         outside = processes.main_guard()
         if self._end_all:
             return
         is_kept = self.signaller.submit(_cannot_signal, outside).result()
         self._is_scoped = self._is_limited and is_kept
-        if known := processes.facts(outside):
-            self._since = known.start
+        facts = processes.facts(outside)
+        if facts:
+            self._since = facts.start
         self._end_all = lambda: None
         if self._is_scoped:
             start = partial(processes.start_guard, "kill -9 -1")
@@ -193,24 +204,33 @@ class Sandbox(Hooks):
         is_certain = processes.end_orphans()
         self._end_all()
         self._end_all = None
-        for _ in range(processes.ROUNDS if self._is_scoped else 1):
+        rounds = processes.ROUNDS if self._is_scoped else 1
+        for _ in range(rounds):
             if not self.signaller.submit(self._could_any_live).result():
                 return True
             time.sleep(processes.PAUSE)
         return is_certain and not self._is_scoped
 
     def _could_any_live(self) -> bool:
-        """Is there a process that can be signalled from here, is younger than the first command, and has given up all
-        gain of rights, as confined ones have, and which none can take back (prctl(2))?"""
-        for number in processes.numbers():
-            with contextlib.suppress(OSError):
-                os.kill(number, 0)
-                status = Path(f"/proc/{number}/status").read_bytes()
-                found = processes.facts(number)
-                is_young = found and found.is_alive and found.start >= self._since
-                if is_young and b"NoNewPrivs:\t1" in status and number != os.getpid():
-                    return True
-        return False
+        """Could a process of a command be alive?
+
+        Such a one can be signalled from here, is younger than the first command, and can gain no rights,
+        which no process can undo (prctl(2)).
+        """
+        return any(self._may_be_confined(number) for number in processes.numbers())
+
+    def _may_be_confined(self, number: int) -> bool:
+        if number == os.getpid():
+            return False
+        try:
+            os.kill(number, 0)
+            status = Path(f"/proc/{number}/status").read_bytes()
+        except OSError:
+            return False
+        facts = processes.facts(number)
+        if not facts or not facts.is_alive or facts.start < self._since:
+            return False
+        return b"NoNewPrivs:\t1" in status
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> None:
         if self.active:
@@ -220,30 +240,33 @@ class Sandbox(Hooks):
 
     @cached_property
     def reader(self) -> ThreadPoolExecutor | None:
-        """A thread whose children can change nothing; None where the kernel cannot do that."""
+        """A thread whose children can change nothing; None if the kernel cannot do that."""
         from coder.permissions.no_changes import make_reader  # late: only a plan needs it
 
         # A thread is confined as the one that starts it
         return self.signaller.submit(make_reader, self.scratch).result()
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> Generator[Event, None, None]:
-        yield from map(Notice, self._take_unreported())
+        for notice in self._take_unreported():
+            yield Notice(notice)
 
     def _take_unreported(self) -> list[str]:
-        notices, self._unreported_notices = self._unreported_notices, []
+        notices = self._unreported_notices
+        self._unreported_notices = []
         return notices
 
 
 class CallConfinement:
     """The confinement of one tool call. `outside`: the user allowed it to run without.
 
-    `reader`: the sandbox's thread of this name, where nothing may be changed; then `read_only` is true.
+    `reader`: the sandbox's thread of this name, which may change nothing; then `read_only` is true.
     """
 
     def __init__(
         self, sandbox: Sandbox, is_search: bool, reader: ThreadPoolExecutor | None = None
     ) -> None:
-        self.sandbox, self.is_search = sandbox, is_search
+        self.sandbox = sandbox
+        self.is_search = is_search
         self.outside = False
         self.thread = reader or sandbox.confined
         self.read_only = reader is not None
@@ -251,7 +274,7 @@ class CallConfinement:
         self.put_back: Changes = {}
 
     def start(self, start: Callable[[], Process]) -> Process:
-        """Start a child in the sandbox: one at a time, where no Ctrl+C comes between."""
+        """Start a child in the sandbox: one at a time, in a thread that no Ctrl+C interrupts."""
         started = self.sandbox.worker.submit(self._start, start)
         try:
             return started.result()
@@ -271,17 +294,19 @@ class CallConfinement:
         sandbox.watch()
         sandbox.report(LEFT, sandbox.guard.begin())
         try:
-            return start() if self.outside else self.thread.submit(start).result()
+            if self.outside:
+                return start()
+            return self.thread.submit(start).result()
         except BaseException:
             self._end()
             raise
 
     def _end(self) -> None:
-        sandbox, guard = self.sandbox, self.sandbox.guard
+        sandbox = self.sandbox
         if self.outside or self.read_only:  # what has changed was not changed by the command
-            sandbox.report(LEFT, guard.end(undo=False))
+            sandbox.report(LEFT, sandbox.guard.end(undo=False))
         else:  # put back with the rights of a command: a link leads nowhere else
-            self.put_back = sandbox.confined.submit(guard.end).result()
+            self.put_back = sandbox.confined.submit(sandbox.guard.end).result()
             sandbox.report(CHANGED, self.put_back)
 
     def _discard(self, started: Future[Process]) -> None:
@@ -302,26 +327,28 @@ def _bash(
     if unconfined:
         if ctx.authorize is None or call is None:
             raise DeniedError("no user can be asked to let a command run outside of the sandbox.")
-        call.outside, call.environment = True, {}
+        call.outside = True
+        call.environment = {}
     permission = "unconfined" if unconfined else "bash"
     result = yield from run_command(ctx, command, timeout, permission)
     if call is None:
         return result
-    lines, sandbox = [str(result.content)], call.sandbox
+    output = str(result.content)
+    lines = [output]
     if call.put_back:
+        changes = describe(call.put_back, call.sandbox.workspace)
         lines.append(
-            f"[put back: {describe(call.put_back, sandbox.workspace)}. A command cannot change git's own "
-            "configuration and hooks, or coder's files; what else it did stays. To do it on purpose (git "
-            "config, git remote add, git branch -u), make that call again with unconfined true: the user "
-            "is asked]"
+            f"[put back: {changes}. A command cannot change git's own configuration and hooks, or "
+            "coder's files; what else it did stays. To do it on purpose (git config, git remote add, "
+            "git branch -u), make that call again with unconfined true: the user is asked]"
         )
     if result.details.get("exit_code") and not call.outside:
-        lines += _hints(call, lines[0])
+        lines += _hints(call, output)
     return dataclasses.replace(result, content="\n".join(lines))
 
 
 def _hints(call: CallConfinement, output: str) -> list[str]:
-    """What to say to the model where the sandbox may be why a command failed."""
+    """What to say to the model if the sandbox may be why a command failed."""
     sandbox = call.sandbox
     is_sign = bool(SIGNS.search(output))
     if call.read_only and (is_sign or OFFLINE.search(output)):
@@ -342,9 +369,11 @@ def _hints(call: CallConfinement, output: str) -> list[str]:
 
 
 def _environment(temporary: Path) -> dict[str, str]:
-    """The variables that lead programs to the folder where they can write."""
-    caches = {name: str(temporary / "cache" / each) for name, each in CACHES.items()}
-    return {"TMPDIR": str(temporary), **caches}
+    """The variables that lead programs to the folder in which they can write."""
+    environment = {"TMPDIR": str(temporary)}
+    for name, folder in CACHES.items():
+        environment[name] = str(temporary / "cache" / folder)
+    return environment
 
 
 def _cannot_signal(number: int) -> bool:

@@ -44,16 +44,18 @@ class TerminalSanitizer:
         """What can be shown by now."""
         if not self._held_text and not re.search(_SUSPECT, text):
             return text
-        text, self._held_text = self._held_text + text, ""
+        text = self._held_text + text
+        self._held_text = ""
         return _strip(re.sub(_SEQUENCE, self._take, text))
 
     def flush(self) -> str:
         """The rest; the text ends here."""
-        held, self._held_text = self._held_text, ""
+        held = self._held_text
+        self._held_text = ""
         return _strip(held)
 
-    def _take(self, found: re.Match[str]) -> str:
-        self._held_text = found["begun"] or ""
+    def _take(self, sequence: re.Match[str]) -> str:
+        self._held_text = sequence["begun"] or ""
         return ""
 
 
@@ -70,7 +72,7 @@ def _strip(text: str) -> str:
 
 
 def escape_invisible(text: str) -> str:
-    """The exact text, with <U+202E> in the place of each character that the user would not see."""
+    """The exact text, with <U+202E> for each character that the user would not see."""
     if text.isprintable() and text.isascii():
         return text
     return "".join(f"<U+{ord(c):04X}>" if is_invisible(c) else c for c in text)

@@ -33,6 +33,7 @@ FAILED |= {"malformed_function_call", "unexpected_tool_call"}
 NO_WORD = {"", "null", "none"}  # some servers write null as a word
 ONLY_TEXT = {"role", "content"}
 CUT_OFF = "the answer was cut off"
+LONE_END = "\n</think>\n"
 
 
 class Assembler:
@@ -154,7 +155,10 @@ class Assembler:
     def completion(self) -> Completion:
         """The answer. Raises ModelError where it is none."""
         word = self.finish_reason.lower()
-        text, calls = mend("".join(self.text)), self.calls.finished()
+        text = self._without_thought(mend("".join(self.text)))
+        if text.isspace():  # no answer
+            text = ""
+        calls = self.calls.finished()
         if not self.ended:
             raise ModelError("incomplete", CUT_OFF, retryable=True)
         if word in FAILED:
@@ -180,6 +184,14 @@ class Assembler:
         usage = self.usage or Usage(estimated=True)
         made = [call for call, _ in calls]
         return Completion(text, made, finish, message, usage, thoughts, self.finish_reason)
+
+    def _without_thought(self, text: str) -> str:
+        """The text after a thought that only has an end: templates of some servers write <think> into the prompt."""
+        thought, end, answer = f"{text}\n".partition(LONE_END)
+        if not end or "<think>" in thought or any(map(any, self.thoughts.values())):
+            return text
+        self.thoughts[THINK] = [thought]
+        return answer.strip("\n")
 
 
 # ---- tool calls -------------------------------------------------------------------------------------

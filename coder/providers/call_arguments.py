@@ -131,6 +131,8 @@ def _say_what_is_wrong(error: ValueError) -> str:
     text, at = error.doc, error.pos
     if at >= len(text):
         return f"not valid JSON: they end too early, at …{text[-2 * AROUND :]}"
+    if error.msg.startswith("Unterminated string"):
+        return f"not valid JSON: the string that begins at {text[at : at + AROUND]} has no end"
     start, end = max(0, at - AROUND), at + AROUND
     before = "…" if start else ""
     after = "…" if end < len(text) else ""

@@ -21,7 +21,7 @@ from functools import cache
 from itertools import chain, repeat, takewhile
 from typing import Any, Literal
 
-from coder.history import calls_of, formed, text_of
+from coder.history import calls_of, checked_message, text_of
 from coder.permissions.redact import REMOVED, Redactor, redacted, without_secrets
 from coder.providers.profiles import REASONING, THINK
 from coder.sessions.store import Store, loaded
@@ -94,7 +94,7 @@ Pieces = Iterator[tuple[str, str]]
 
 def _pieces(rows: Sequence[dict[str, Any]]) -> Pieces:
     """Results stand with their calls, and a compaction is a note of its own."""
-    read = [(row, message) for row in rows if (message := formed(row["data"])) is not None]
+    read = [(row, message) for row in rows if (message := checked_message(row["data"])) is not None]
     for place, (row, message) in enumerate(read):
         for part in row["parts"]:
             if part["type"] == "compaction":

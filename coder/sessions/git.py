@@ -1,6 +1,6 @@
-"""What the user's git knows of a workspace: undo reads there what it need not keep, and which files are ignored.
+"""What the user's git knows of a workspace: contents that undo need not keep, and which files are ignored.
 
-Nothing of the repository is written, and none of its settings is obeyed but the rules of what is ignored.
+Nothing of the repository is written, and of its settings only the rules of what is ignored count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coder.tools.secrets import environment
 from coder.tools.workspace import git_folders, make_private, read_small_file, repository_top
 
 MAX_ATTRIBUTES = 1_000_000  # bytes of a .gitattributes
-MAX_GIT = 0.9  # seconds of a command, behind which it is killed
+MAX_GIT = 0.9  # seconds of a command; a longer one is killed
 MAX_ASKED = 8_000  # bytes of paths in one question: a pipe has room for them
 FIELDS = 4  # of an answer: the file of a rule, its line, the rule, the path
 # What may give a file another content of the same size than its blob has
@@ -32,13 +32,16 @@ def blob_id(data: bytes) -> str:
 
 
 class Git:
-    """What git knows of the files below `root`; nothing where there is no git, or no repository."""
+    """What git knows of the files below `root`; nothing if there is no git, or no repository."""
 
     def __init__(self, root: str, data: str, deadline: Callable[[], float]) -> None:
         from coder.tools.bash import find_program  # late: what lists conversations needs no tools
 
-        self.root, self.top, self.deadline = root, repository_top(Path(root)), deadline
-        self._program = find_program("git", root) if os.path.lexists(self.top / ".git") else ""
+        self.root = root
+        self.top = repository_top(Path(root))
+        self.deadline = deadline
+        is_repository = os.path.lexists(self.top / ".git")
+        self._program = find_program("git", root) if is_repository else ""
         self._git_folder = Path(data, "git")
         self._answering: subprocess.Popen[bytes] | None = None
         self._has_crashed = False  # while it was answering
@@ -48,65 +51,87 @@ class Git:
     def _run(
         self, command: str, lines: Iterable[bytes] = (), *, apart: bool = True, wait: bool = False
     ) -> bytes | None:
-        """What git prints; None where it fails, or would have to `wait`. `apart`: see _variables."""
+        """What git prints; None if it fails, or takes too long. `wait`: it may. `apart`: see _variables."""
         if not self._program:
             return None
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        variables = _environment()
+        if apart:
+            variables |= self._variables()
+        seconds = min(MAX_GIT, self.deadline() - time.monotonic())
+        try:
             done = subprocess.run(
-                self._command(command), cwd=self.root,
-                env=_environment() | (self._variables() if apart else {}), input=b"".join(lines),
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                timeout=None if wait else min(MAX_GIT, self.deadline() - time.monotonic()),
-            )  # fmt: skip
-            return done.stdout if done.returncode in (0, 1) else None
-        return None
+                self._command(command),
+                cwd=self.root,
+                env=variables,
+                input=b"".join(lines),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=None if wait else seconds,
+            )
+        except subprocess.TimeoutExpired:
+            return None
+        return done.stdout if done.returncode in (0, 1) else None
 
     def _command(self, command: str) -> list[str]:
         return [self._program, "-c", "core.fsmonitor=false", *command.split()]
 
     def _variables(self) -> dict[str, str]:
-        """For the user's index and objects, read through a repository of this program, without the settings of any other."""
+        """For the user's index and objects, read through a repository of this program, without any settings."""
         make_private(self._git_folder / "refs")
         (self._git_folder / "HEAD").touch(0o600)  # else the umask would decide
         (self._git_folder / "HEAD").write_text("ref: refs/heads/none\n")
         folders = git_folders(self.top)
-        places = {
-            "DIR": self._git_folder,
-            "WORK_TREE": self.top,
-            "INDEX_FILE": folders[0] / "index",
+        return {
+            "GIT_DIR": str(self._git_folder),
+            "GIT_WORK_TREE": str(self.top),
+            "GIT_INDEX_FILE": str(folders[0] / "index"),
+            "GIT_OBJECT_DIRECTORY": str(folders[-1] / "objects"),
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_NO_LAZY_FETCH": "1",
         }
-        places |= {"OBJECT_DIRECTORY": folders[-1] / "objects", "CONFIG_GLOBAL": Path(os.devnull)}
-        given = {f"GIT_{name}": str(place) for name, place in places.items()}
-        return given | {"GIT_CONFIG_NOSYSTEM": "1", "GIT_NO_LAZY_FETCH": "1"}
 
     def read_index(self) -> None:
         """Find the tracked files, and the blobs that they were added as."""
-        self.tracked, self.blobs = {}, set()
-        for line in (self._run("ls-files -z -v --stage") or b"").split(b"\0")[:-1]:
+        self.tracked = {}
+        self.blobs = set()
+        listing = self._run("ls-files -z -v --stage") or b""
+        for line in listing.split(b"\0")[:-1]:
             facts, _, name = line.partition(b"\t")
             tag, _, blob, stage = facts.decode().split()
-            self.tracked[os.fsdecode(name)] = blob if (tag, stage) == ("H", "0") else ""
+            is_watched = tag == "H" and stage == "0"  # no assume-unchanged, no conflict
+            self.tracked[os.fsdecode(name)] = blob if is_watched else ""
             self.blobs.add(blob)
 
     def unchanged(self, files: Mapping[str, int], rules: Iterable[str]) -> dict[str, str]:
-        """Blob ids of those of these files (with their sizes) that have the content of their blobs, as git knows from
-        their stamps, and no .gitattributes (`rules`, and those above) rewrites."""
-        root = Path(self.root)
-        places = [root / path for path in rules]
-        places += [up / ".gitattributes" for up in root.parents if up.is_relative_to(self.top)]
-        places.append(git_folders(self.top)[-1] / "info/attributes")
-        texts = (read_small_file(place, MAX_ATTRIBUTES) or b"" for place in places)
-        seen = {path: blob for path in files if (blob := self.tracked.get(path))}
-        is_plain = seen and not any(map(REWRITES.search, texts))
-        changed = self._run("ls-files -z -m") if is_plain else None
-        if changed is None:
+        """Blob ids of those of these files (with their sizes) that have the content of their blobs.
+
+        Git knows that from their stamps. None, if a .gitattributes (`rules`, and those above) may give
+        a file another content.
+        """
+        tracked = {path: self.tracked[path] for path in files if self.tracked.get(path)}
+        if not tracked or self._are_rewritten(rules):
             return {}
-        names = set(map(os.fsdecode, changed.split(b"\0")))
-        given = {f"{blob}\n".encode() for blob in seen.values()}
-        output = self._run("cat-file --batch-check=%(objectname)=%(objectsize)", given) or b""
+        listing = self._run("ls-files -z -m")
+        if listing is None:
+            return {}
+        modified = {os.fsdecode(name) for name in listing.split(b"\0")}
+        ids = {f"{blob}\n".encode() for blob in tracked.values()}
+        output = self._run("cat-file --batch-check=%(objectname)=%(objectsize)", ids) or b""
         sizes = set(output.decode().splitlines())
-        same = {path: blob for path, blob in seen.items() if f"{blob}={files[path]}" in sizes}
-        return {path: blob for path, blob in same.items() if path not in names}
+        unchanged: dict[str, str] = {}
+        for path, blob in tracked.items():
+            if path not in modified and f"{blob}={files[path]}" in sizes:
+                unchanged[path] = blob
+        return unchanged
+
+    def _are_rewritten(self, rules: Iterable[str]) -> bool:
+        """Does an attributes file name a filter or an encoding?"""
+        root = Path(self.root)
+        paths = [root / path for path in rules]
+        paths += [up / ".gitattributes" for up in root.parents if up.is_relative_to(self.top)]
+        paths.append(git_folders(self.top)[-1] / "info/attributes")
+        return any(REWRITES.search(read_small_file(path, MAX_ATTRIBUTES) or b"") for path in paths)
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
@@ -114,7 +139,9 @@ class Git:
         try:
             yield
         finally:
-            process, self._answering, self._has_crashed = self._answering, None, False
+            process = self._answering
+            self._answering = None
+            self._has_crashed = False
             if process:
                 process.kill()
                 process.communicate()
@@ -123,21 +150,31 @@ class Git:
         """What the user's git ignores of these paths, inside of `answering`; None: unknown."""
         if not self._program:
             return None
-        found = set[str]()
+        ignored: set[str] = set()
         try:
             for few in _chunks([b"./%b\0" % os.fsencode(path) for path in paths]):
-                found |= self._ask_again(few) if self._has_crashed else self._ask(few)
+                ask = self._ask_again if self._has_crashed else self._ask
+                ignored |= ask(few)
         except OSError:
             return None
-        return found
+        return ignored
 
     def _ask(self, paths: Sequence[bytes]) -> set[str]:
-        """The ignored ones of so few paths that a pipe has room for them. Raises OSError if there is no answer in time."""
-        command = self._command("check-ignore --no-index --verbose --non-matching -z --stdin")
-        self._answering = process = self._answering or subprocess.Popen(
-            command, bufsize=0, cwd=self.root, env=_environment(),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        """The ignored ones of so few paths that a pipe has room for them.
+
+        Raises OSError if there is no answer in time.
+        """
+        if not self._answering:
+            self._answering = subprocess.Popen(
+                self._command("check-ignore --no-index --verbose --non-matching -z --stdin"),
+                bufsize=0,
+                cwd=self.root,
+                env=_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        process = self._answering
         assert process.stdin and process.stdout
         process.stdin.write(b"".join(paths))
         end = min(time.monotonic() + MAX_GIT, self.deadline())
@@ -147,7 +184,8 @@ class Git:
             ready, _, _ = select.select([process.stdout], [], [], left)
             if not ready:
                 raise TimeoutError
-            if not (data := os.read(process.stdout.fileno(), 1 << 16)):
+            data = os.read(process.stdout.fileno(), 1 << 16)
+            if not data:
                 self._has_crashed = True  # as 2.39 does for a rule that holds 40 folders below
                 return self._ask_again(paths)
             output += data
@@ -165,17 +203,21 @@ class Git:
 
     def contents(self, blobs: Iterable[str]) -> dict[str, bytes]:
         """Those of these blobs that git has."""
-        given = [f"{blob}\n".encode() for blob in blobs]
-        output = (self._run("cat-file --batch", given, wait=True) if given else b"") or b""
-        found, at = {}, 0
-        while at < len(output):
-            end = output.index(b"\n", at)
-            header, at = output[at:end].split(), end + 1
-            if len(header) == 3:  # else it is missing
-                content = output[at : at + int(header[2])]
-                found[blob_id(content)] = content
-                at += len(content) + 1
-        return found
+        ids = [f"{blob}\n".encode() for blob in blobs]
+        if not ids:
+            return {}
+        output = self._run("cat-file --batch", ids, wait=True) or b""
+        contents: dict[str, bytes] = {}
+        start = 0
+        while start < len(output):
+            end = output.index(b"\n", start)
+            header = output[start:end].split()
+            start = end + 1
+            if len(header) == 3:  # id, type, size; else it is missing
+                content = output[start : start + int(header[2])]
+                contents[blob_id(content)] = content
+                start += len(content) + 1
+        return contents
 
 
 def _environment() -> dict[str, str]:
@@ -184,11 +226,13 @@ def _environment() -> dict[str, str]:
 
 def _chunks(paths: Iterable[bytes]) -> Iterator[list[bytes]]:
     """The paths in lists of at most MAX_ASKED bytes, or of one."""
-    few, size = list[bytes](), 0
+    few: list[bytes] = []
+    size = 0
     for path in paths:
         if few and size + len(path) > MAX_ASKED:
             yield few
-            few, size = [], 0
+            few = []
+            size = 0
         few.append(path)
         size += len(path)
     if few:

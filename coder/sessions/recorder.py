@@ -5,8 +5,9 @@
         agent = Agent("gpt-5", session=session)
         run = session.watch(run_loop(session.messages, model, prompt="Go on."))  # without an Agent
 
-The active rows of a session are its list of messages, exactly; one that a compaction replaces stays, not active.
-The state of each tool call is written before the tool runs, so that a kill costs at most the answer that was coming.
+The active rows of a session are its list of messages, exactly; one that a compaction replaces stays,
+but is not active. The state of each tool call is written before the tool runs, so that a kill costs
+at most the answer that was coming.
 """
 
 from __future__ import annotations
@@ -16,24 +17,22 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Generator
 from dataclasses import asdict, replace
-from itertools import chain, repeat
-from operator import attrgetter, is_not
 from pathlib import Path
 from typing import Any
 
 from coder import events
 from coder.events import Event
-from coder.history import calls_of, formed, now
+from coder.history import calls_of, checked_message, common_prefix, now
 from coder.providers.request import copied
 from coder.providers.text import mend
 from coder.sessions.database import DamageError, StoreError
 from coder.sessions.store import Row, SessionInfo, SessionLock, Store, dumps, to_model_messages
-from coder.types import Message, RunResult
+from coder.types import Message, RunResult, Usage
 
 log = logging.getLogger("coder.sessions")
 
-KEPT = {"message_end", "tool_start", "tool_end", "step_end", "compacted", "run_end", "nested"}
-DUE = {"tool_start", "compacted", "run_end"}  # behind which it is written at once
+KEPT = {"message_end", "tool_start", "tool_end", "step_end", "compacted", "run_end"}
+DUE = {"tool_start", "compacted", "run_end"}  # after these it is written at once
 
 
 def fork(store: Store, session_id: str) -> str:
@@ -49,10 +48,11 @@ def fork(store: Store, session_id: str) -> str:
 
 
 class Recorder:
-    """Writes a session: a subscriber of its runs' events. Raises StoreError where another process has it.
+    """Writes a session: a subscriber of its runs' events. Raises StoreError if another process has it.
 
-    `messages` is the list that the runs work on; without it the session is read. Where writing fails, `tell` is called
-    once with a line for the user, and the end of each run tries again; `problem` is the line while it fails, else "".
+    `messages` is the list that the runs work on; without it the session is read. If writing fails,
+    `tell` is called once with a line for the user, and the end of each run tries again; `problem` is
+    the line while it fails, else "".
     """
 
     def __init__(
@@ -63,8 +63,11 @@ class Recorder:
         *,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.store, self.info, self.tell = store, info, tell
-        self.session_id, self.problem = info.id, ""
+        self.store = store
+        self.info = info
+        self.tell = tell
+        self.session_id = info.id
+        self.problem = ""
         self.taken = False  # by an Agent, whose conversation it is
         self._rows: list[Row] | None = None  # None: what is in the file has to be read
         self._generation = 0  # of the file in which they are
@@ -82,19 +85,15 @@ class Recorder:
             raise
 
     def __call__(self, event: Event) -> None:
-        if event.type not in KEPT:
-            return
-        names_task = isinstance(event, events.Nested) and event.session_id and _is_prompt(event)
-        if event.type == "nested" and not names_task and not events.hidden_usage(event):
+        if not _is_kept(event):
             return
         self._waiting.append(event)
-        has_results = isinstance(event, events.StepEnd) and event.tool_results
-        due = _is_prompt(event) or has_results or event.type in DUE
-        if due and (not self.problem or isinstance(event, events.RunEnd)):
+        may_write = not self.problem or isinstance(event, events.RunEnd)
+        if may_write and _is_due(event):
             self.sync()
 
     def watch(self, run: Generator[Event, None, RunResult]) -> Generator[Event, None, RunResult]:
-        """The events of a run on `messages`, which is written. Raises ValueError behind one that worked on another list."""
+        """The events of a run on `messages`, which is written. Raises ValueError if it worked on another list."""
         try:
             with events.Returning(run) as watched:
                 for event in watched:
@@ -135,132 +134,193 @@ class Recorder:
                 self.tell("The conversation is saved again.")
 
     def _write(self) -> None:
-        # A failure leaves it unknown, and so does an interrupt behind the commit
-        rows, self._rows = self._rows, None
+        rows = self._rows
         if rows is None or self._generation != self.store.generation:
             rows = self._match(self._read_rows())
-        waiting = self._waiting
-        differs = map(is_not, map(attrgetter("message"), rows), self.messages)
-        place = [*differs, True].index(True)  # of the first other object
-        same = len(rows) == len(self.messages) == place
-        if same and not waiting and all(row.copy == row.message for row in rows):
+        # A failure leaves it unknown, and so does an interrupt after the commit
+        self._rows = None
+        known = common_prefix([row.message for row in rows], self.messages)
+        is_same = len(rows) == len(self.messages) == known
+        if is_same and not self._waiting and all(row.copy == row.message for row in rows):
             self._rows = rows
             return
-        ends = [event.usage for event in waiting if isinstance(event, events.RunEnd)]
-        usage = sum([*ends, *filter(None, map(events.hidden_usage, waiting))], self.info.usage)
-        info = replace(self.info, updated=now(), usage=usage)
+        info = replace(self.info, updated=now(), usage=self._usage())
         with self.store.transaction() as db:
             info.write(db)
-            self._write_all(db, rows, place)
-        self._rows, self.info, self._waiting = rows, info, []
+            self._write_all(db, rows, known)
+        self._rows = rows
+        self.info = info
+        self._waiting = []
+
+    def _usage(self) -> Usage:
+        """That of the session, with the runs and hidden agents that have ended meanwhile."""
+        usage = self.info.usage
+        for event in self._waiting:
+            if isinstance(event, events.RunEnd):
+                usage += event.usage
+            hidden = events.hidden_usage(event)
+            if hidden:
+                usage += hidden
+        return usage
 
     def _read_rows(self) -> list[Row]:
         self._generation = self.store.generation  # first: reading may bring a new file
         rows = self.store.rows_sent(self.session_id)
-        calls = "SELECT call_id, id FROM part WHERE session = ? AND type = 'tool' ORDER BY id"
-        self._calls = dict(map(tuple, self.store.rows(calls, self.session_id)))
+        query = "SELECT call_id, id FROM part WHERE session = ? AND type = 'tool' ORDER BY id"
+        self._calls = {}
+        for call_id, part in self.store.rows(query, self.session_id):
+            self._calls[call_id] = part
         return rows
 
     def _match(self, rows: list[Row]) -> list[Row]:
-        """Rows of the file; one with the text of a message of the list is this message."""
-        ours = defaultdict[str, list[Message]](list)
+        """Rows of the file; one with the text of a message of the list gets this message."""
+        by_text = defaultdict[str, list[Message]](list)
         for message in reversed(self.messages):
-            ours[dumps(message)].append(message)
+            by_text[dumps(message)].append(message)
         for row in rows:
-            if same := ours[dumps(row.copy)]:
+            same = by_text[dumps(row.copy)]
+            if same:
                 row.message = same.pop()
         return rows
 
     # -- in one transaction
 
-    def _write_all(self, db: sqlite3.Connection, rows: list[Row], place: int) -> None:
-        """Bring `rows`, also in the file, to what the list and the waiting events tell. `place`: the first difference."""
+    def _write_all(self, db: sqlite3.Connection, rows: list[Row], known: int) -> None:
+        """Bring `rows`, also in the file, to what the list and the waiting events say.
+
+        `known`: how many rows at the beginning have the messages of the list.
+        """
         waiting = self._waiting
-        shortened = any(isinstance(event, events.Compacted) for event in waiting)
-        # Within a run the list only grows
-        if not waiting or shortened or isinstance(waiting[-1], events.RunEnd):
-            for row in rows:
-                if row.copy != row.message:
-                    _update(db, "message", row.id, data=dumps(row.message))
-                    row.copy = copied(row.message)
-        newest = max(map(attrgetter("id"), rows), default=0)
-        self._write_list(db, rows, place, shortened)
-        for event in waiting if rows else ():
-            answers = (row.id for row in reversed(rows) if row.message.get("role") == "assistant")
+        was_shortened = any(isinstance(event, events.Compacted) for event in waiting)
+        is_in_run = bool(waiting) and not isinstance(waiting[-1], events.RunEnd)
+        if was_shortened or not is_in_run:  # within a run the list only grows
+            self._write_changed(db, rows)
+        newest = max((row.id for row in rows), default=0)
+        self._write_list(db, rows, known, was_shortened)
+        if not rows:
+            return
+        answers = [row.id for row in rows if row.message.get("role") == "assistant"]
+        for event in waiting:
             match event:
                 case events.ToolStart(id=call_id, title=title):
                     self._update_call(db, call_id, state="running", title=mend(title), start=now())
                 case events.Nested(session_id=child, call_id=call_id) if child:
-                    # With which a call that a kill interrupts is answered (store.to_model_messages)
-                    named = "UPDATE part SET data = json_set(data, '$.task_id', ?) WHERE id = ?"
-                    db.execute(named, (child, self._calls.get(mend(call_id), 0)))
+                    self._write_task(db, call_id, child)
                 case events.ToolEnd():
                     self._write_result(db, event)
                 case events.StepEnd(finish_reason=reason, usage=usage) if event.message:
-                    tokens = dumps(asdict(usage))
-                    _update(db, "message", next(answers, 0), finish=reason, tokens=tokens)
+                    answer = answers[-1] if answers else 0
+                    _update(db, "message", answer, finish=reason, tokens=dumps(asdict(usage)))
                 case events.Compacted():
-                    data = {name: each for name, each in event.to_dict().items() if name != "type"}
-                    new = (row.id for row in rows if row.id > newest)  # of a summary
-                    values = {"message": next(new, rows[-1].id), "type": "compaction"}
-                    self._insert(db, "part", **values, data=dumps(data))
+                    self._write_compaction(db, event, rows, newest)
                 case events.RunEnd(stop_reason=reason) if reason != "stop":
                     why = {"stop_reason": reason, "message": event.text}
-                    why |= event.error.to_dict() if event.error else {}
+                    if event.error:
+                        why |= event.error.to_dict()
                     _update(db, "message", rows[-1].id, error=dumps(why))
 
+    def _write_changed(self, db: sqlite3.Connection, rows: list[Row]) -> None:
+        """Messages that were changed in place."""
+        for row in rows:
+            if row.copy != row.message:
+                _update(db, "message", row.id, data=dumps(row.message))
+                row.copy = copied(row.message)
+
     def _write_list(
-        self, db: sqlite3.Connection, rows: list[Row], place: int, shortened: bool
+        self, db: sqlite3.Connection, rows: list[Row], known: int, was_shortened: bool
     ) -> None:
-        """From the first difference on, the rows of the messages. One that is still there keeps its row, moved to the
-        end; so does one that was repaired: another of the same role stands in its place. All others get new rows;
-        those of messages that are gone become inactive."""
+        """Write the list from the first difference on.
+
+        A message that is still there keeps its row, moved to the end; so does one that was repaired.
+        All others get new rows; those of messages that are gone become inactive.
+        """
         query = "SELECT coalesce(max(position), -1) FROM message WHERE session = ?"
         [last] = db.execute(query, (self.session_id,)).fetchone()
-        messages, old, rows[place:] = self.messages[place:], rows[place:], []
-        free, staying = {id(row.message): row for row in old}, set(map(id, messages))
-        places = chain([] if shortened else old, repeat(None))
-        for position, (message, before) in enumerate(zip(messages, places), last + 1):
+        messages = self.messages[known:]
+        old = rows[known:]
+        del rows[known:]
+        free = {id(row.message): row for row in old}
+        staying = {id(message) for message in messages}
+        for index, message in enumerate(messages):
             row = free.pop(id(message), None)
-            if not row and before and id(before.message) not in staying:
-                is_mended = before.message.get("role") == message.get("role")
-                row = free.pop(id(before.message), None) if is_mended else None
+            if row is None and index < len(old) and not was_shortened:
+                # A repaired message is another object of the same role at its place
+                before = old[index].message
+                is_gone = id(before) not in staying
+                if is_gone and before.get("role") == message.get("role"):
+                    row = free.pop(id(before), None)
+            position = last + 1 + index
             if row:
                 _update(db, "message", row.id, position=position, data=dumps(message))
-            row_id = row.id if row else self._insert_message(db, message, position)
+                row_id = row.id
+            else:
+                row_id = self._insert_message(db, message, position)
             rows.append(Row(row_id, message, copied(message)))
-        used = {row.id for row in rows[place:]}
+        used = {row.id for row in rows[known:]}
         for row in old:
             if row.id not in used:
                 _update(db, "message", row.id, active=0)
 
     def _insert_message(self, db: sqlite3.Connection, message: Message, position: int) -> int:
         """Its row; that of an answer with its calls, that of a result with the end of its call."""
-        role, completed = str(message.get("role") or ""), now()
-        values = {"role": role, "completed": completed if role == "assistant" else None}
-        row_id = self._insert(db, "message", position=position, **values, data=dumps(message))
-        for call in calls_of(formed(message) or {}):
-            name, call_id = call["function"]["name"], mend(call["id"])
-            values = {"call_id": call_id, "state": "pending", "title": mend(name)}
-            values |= {"message": row_id, "type": "tool", "data": dumps({"name": name})}
-            self._calls[call_id] = self._insert(db, "part", **values)
+        role = str(message.get("role") or "")
+        time = now()
+        row_id = self._insert(
+            db,
+            "message",
+            position=position,
+            role=role,
+            completed=time if role == "assistant" else None,
+            data=dumps(message),
+        )
+        for call in calls_of(checked_message(message) or {}):
+            name = call["function"]["name"]
+            call_id = mend(call["id"])
+            self._calls[call_id] = self._insert(
+                db,
+                "part",
+                message=row_id,
+                type="tool",
+                call_id=call_id,
+                state="pending",
+                title=mend(name),
+                data=dumps({"name": name}),
+            )
         if role == "tool":
-            state = "failed" if (message.get("meta") or {}).get("is_error") else "completed"
-            call_id = str(message.get("tool_call_id"))
-            self._update_call(db, call_id, state=state, end=completed)
+            is_error = (message.get("meta") or {}).get("is_error")
+            state = "failed" if is_error else "completed"
+            self._update_call(db, str(message.get("tool_call_id")), state=state, end=time)
         return row_id
+
+    def _write_task(self, db: sqlite3.Connection, call_id: str, child: str) -> None:
+        """The sub-agent's session: a call that a kill interrupts is answered with it (to_model_messages)."""
+        update = "UPDATE part SET data = json_set(data, '$.task_id', ?) WHERE id = ?"
+        db.execute(update, (child, self._calls.get(mend(call_id), 0)))
+
+    def _write_compaction(
+        self, db: sqlite3.Connection, event: events.Compacted, rows: list[Row], newest: int
+    ) -> None:
+        """With its summary, which is the first row after `newest`; without one, with the last message."""
+        summaries = [row.id for row in rows if row.id > newest]
+        data = event.to_dict()
+        del data["type"]
+        message = summaries[0] if summaries else rows[-1].id
+        self._insert(db, "part", message=message, type="compaction", data=dumps(data))
 
     def _write_result(self, db: sqlite3.Connection, event: events.ToolEnd) -> None:
         """What a tool has for programs; its result is in the list."""
         details = event.result.details
         data = {"name": event.name, "details": details, "seconds": event.seconds}
         self._update_call(db, event.id, data=dumps(data))
-        items = details.get("todo") if event.name == "todo" else None
-        if isinstance(items, list):
-            db.execute("DELETE FROM todo WHERE session = ?", (self.session_id,))
-            for at, item in enumerate(item for item in items if isinstance(item, dict)):
-                texts = {name: mend(str(item.get(name))) for name in ("text", "status")}
-                self._insert(db, "todo", position=at, **texts)
+        if event.name == "todo" and isinstance(details.get("todo"), list):
+            self._write_todo([item for item in details["todo"] if isinstance(item, dict)], db)
+
+    def _write_todo(self, items: list[dict[str, Any]], db: sqlite3.Connection) -> None:
+        db.execute("DELETE FROM todo WHERE session = ?", (self.session_id,))
+        for position, item in enumerate(items):
+            text = mend(str(item.get("text")))
+            status = mend(str(item.get("status")))
+            self._insert(db, "todo", position=position, text=text, status=status)
 
     def _update_call(self, db: sqlite3.Connection, call_id: str, **columns: Any) -> None:
         _update(db, "part", self._calls.get(mend(call_id), 0), **columns)
@@ -272,8 +332,23 @@ class Recorder:
         return db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values).lastrowid or 0
 
 
+def _is_kept(event: Event) -> bool:
+    """Is something of this event written? Of a sub-agent only that there is one, and what its run used."""
+    if isinstance(event, events.Nested):
+        names_task = bool(event.session_id) and _is_prompt(event)
+        return names_task or events.hidden_usage(event) is not None
+    return event.type in KEPT
+
+
+def _is_due(event: Event) -> bool:
+    """Is it to be written at once?"""
+    if isinstance(event, events.StepEnd):
+        return bool(event.tool_results)
+    return event.type in DUE or _is_prompt(event)
+
+
 def _is_prompt(event: Event) -> bool:
-    """A message of the user's, or of the agent whose task this is."""
+    """A message of the user, or of the agent whose task this is."""
     inner = events.innermost(event)
     return isinstance(inner, events.MessageEnd) and inner.message.get("role") == "user"
 
@@ -291,11 +366,17 @@ class SessionStore(Store):
         self._sessions: list[Recorder] = []
 
     def open(self, session_id: str = "", *, directory: Path | str = "") -> Recorder:
-        """A conversation that is kept: the one with this id, or beginning of one, or a new one of
-        `directory` (the present folder, if none is given). Problems go to the logger "coder.sessions"."""
-        new = self.create(str(directory or Path.cwd())) if not session_id else None
-        self._sessions.append(Recorder(self, new or self.find(session_id), tell=log.warning))
-        return self._sessions[-1]
+        """A conversation that is kept: the one with this id, or beginning of one, or a new one.
+
+        A new one is of `directory`, or of the current folder. Problems go to the logger "coder.sessions".
+        """
+        if session_id:
+            info = self.find(session_id)
+        else:
+            info = self.create(str(directory or Path.cwd()))
+        recorder = Recorder(self, info, tell=log.warning)
+        self._sessions.append(recorder)
+        return recorder
 
     def close(self) -> None:
         """Close the file, and before it the sessions that are open."""

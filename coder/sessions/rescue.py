@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # what SQLite says of such a file
-MAX_SKIPPED = 1000  # rows that cannot be read, one by one; behind them, more and more at a time
+MAX_SKIPPED = 1000  # rows that cannot be read, one by one; after them, more and more at a time
 
 
 def decoded(data: bytes) -> str:
@@ -18,7 +18,7 @@ def decoded(data: bytes) -> str:
 
 
 def take_over(damaged: Path, fresh: Path, schema: str, completion: str) -> int:
-    """Fill a new file, whose tables `schema` makes, and `completion` behind it; the number of rows.
+    """Fill a new file, whose tables `schema` makes; `completion` is run at the end. Returns the number of rows.
 
     The damaged file is only read. Raises sqlite3.Error.
     """
@@ -30,9 +30,8 @@ def take_over(damaged: Path, fresh: Path, schema: str, completion: str) -> int:
         new.executescript(schema)
         empty = new.total_changes
         new.execute("BEGIN")
-        for [table] in new.execute(
-            "SELECT name FROM sqlite_schema WHERE type = 'table'"
-        ).fetchall():
+        tables = new.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+        for [table] in tables:
             names = [f'"{column[1]}"' for column in new.execute(f"PRAGMA table_info({table})")]
             marks = ", ".join("?" * len(names))
             rows = _readable_rows(old, table, ", ".join(names))
@@ -44,14 +43,16 @@ def take_over(damaged: Path, fresh: Path, schema: str, completion: str) -> int:
 
 def _readable_rows(db: sqlite3.Connection, table: str, columns: str) -> Iterator[Sequence[Any]]:
     """The rows of a table, but for those that cannot be read."""
-    last = skipped = 0  # row ids begin at 1
+    last = 0  # row ids begin at 1
+    skipped = 0
     query = f"SELECT rowid, {columns} FROM {table} WHERE rowid > ? ORDER BY rowid"
     while last < 1 << 60:
         try:
             # Else a file that is shorter than its first page says is not read at all
             db.execute("PRAGMA writable_schema = ON")
             for row in db.execute(query, (last,)):
-                last, skipped = row[0], 0
+                last = row[0]
+                skipped = 0
                 yield row[1:]
             return
         except sqlite3.DatabaseError as error:

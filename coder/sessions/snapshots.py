@@ -152,7 +152,7 @@ class Snapshots:
         """In front of a tool: what has changed up to now is not the run's."""
         if self._in_step:
             return
-        self._in_step, self._is_answering = True, False
+        self._in_step = True
         self._await_look(abort)
         self._look()
         if self._files.left_out:

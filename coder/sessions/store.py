@@ -3,8 +3,8 @@
     store, notice = open_store(data / "sessions.db")
     store.sessions("/project"), store.find("0m3x"), store.search("timeout")
 
-Ids are short, sort by time and are words of small letters and digits. One that the user gives is only
-ever compared with those in the table.
+Ids are short, sort by time and consist of lower-case letters and digits. One that the user gives is
+only ever compared with those in the table.
 """
 
 from __future__ import annotations
@@ -16,94 +16,48 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from itertools import chain
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coder.history import calls_of, formed, now, repair, text_of, tool_message
+from coder.history import calls_of, checked_message, now, repair, text_of, tool_message
 from coder.providers.request import copied
 from coder.providers.text import DEEPEST, mend, mend_all
 from coder.sessions.database import MEMORY, Database, StoreError
+from coder.sessions.schema import (
+    ACTIVE,
+    APPLICATION,
+    COLUMNS,
+    COMPLETION,
+    INFO,
+    LISTED,
+    NAMES,
+    SCHEMA,
+    TEXTS,
+    USAGE,
+    VERSION,
+)
 from coder.types import Message, ToolResult, Usage
 
-APPLICATION = 0x636F6472  # application_id, which marks the file as this program's
-VERSION = 3  # user_version
 MAX_HITS = 1000  # messages that a search looks at, the newest
 MAX_FOUND = 50  # sessions
 MAX_ENDING = 50  # messages at the end in which the newest question is looked for
 MAX_TITLE = 200  # characters
 AROUND = 40  # characters of a snippet on either side
-USAGE = tuple(each.name for each in fields(Usage))
-COLUMNS = ("id", "title", "directory", "agent", "model", "parent", "forked", "created", "updated")
-
-SCHEMA = f"""
-BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS session (
-  id TEXT PRIMARY KEY, title TEXT NOT NULL DEFAULT '', directory TEXT NOT NULL,
-  agent TEXT NOT NULL DEFAULT '', model TEXT NOT NULL DEFAULT '',
-  parent TEXT REFERENCES session(id) ON DELETE SET NULL, forked INTEGER NOT NULL DEFAULT 0,
-  created INTEGER NOT NULL, updated INTEGER NOT NULL,
-  input INTEGER NOT NULL DEFAULT 0, output INTEGER NOT NULL DEFAULT 0,
-  cached INTEGER NOT NULL DEFAULT 0, reasoning INTEGER NOT NULL DEFAULT 0,
-  estimated INTEGER NOT NULL DEFAULT 0, cost REAL);
-CREATE TABLE IF NOT EXISTS message (
-  id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE,
-  position INTEGER NOT NULL, active INTEGER NOT NULL DEFAULT 1, role TEXT NOT NULL,
-  finish TEXT, error TEXT, tokens TEXT, completed INTEGER, data TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS part (
-  id INTEGER PRIMARY KEY, session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE,
-  message INTEGER REFERENCES message(id) ON DELETE CASCADE, type TEXT NOT NULL, call_id TEXT,
-  state TEXT, title TEXT, start INTEGER, "end" INTEGER, data TEXT NOT NULL DEFAULT '{{}}');
-CREATE TABLE IF NOT EXISTS todo (
-  session TEXT NOT NULL REFERENCES session(id) ON DELETE CASCADE, position INTEGER NOT NULL,
-  text TEXT NOT NULL, status TEXT NOT NULL, PRIMARY KEY (session, position));
-CREATE INDEX IF NOT EXISTS session_by_parent ON session(parent);
-CREATE INDEX IF NOT EXISTS message_by_place ON message(session, position, active);
-CREATE INDEX IF NOT EXISTS part_by_message ON part(message);
-CREATE INDEX IF NOT EXISTS part_by_session ON part(session);
-PRAGMA application_id = {APPLICATION};
-PRAGMA user_version = {VERSION};
-COMMIT;
-"""
-
-# A value of another kind, which a damaged file may hold, as one of this kind
-KINDS = dict.fromkeys(COLUMNS, "TEXT")
-KINDS |= dict.fromkeys(("forked", "created", "updated", *USAGE), "INTEGER")
-INFO = f"""SELECT {", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in KINDS.items())},
-  (SELECT count(*) FROM message WHERE session = session.id AND active = 1) AS messages,
-  (SELECT CAST(data AS TEXT) FROM message WHERE session = session.id
-   ORDER BY position LIMIT 1) AS first
-  FROM session """
-ACTIVE = """SELECT id, role, CAST(data AS TEXT) AS data FROM message
-  WHERE session = ? AND active = 1 ORDER BY position"""
 INTERRUPTED = (
     "Interrupted: the program was ended while this ran. Its effects so far remain; "
     "check them before you repeat it."
 )
-# With what is looked for behind them. Apart, since the newest messages end the first one early
-TEXTS = (
-    """SELECT session, data FROM
-    (SELECT id, session, role, CAST(data AS TEXT) AS data FROM message)
-    WHERE role IN ('user', 'assistant') AND""",
-    """SELECT id AS session, data FROM
-    (SELECT id, json_object('role', 'user', 'content', CAST(title AS TEXT)) AS data FROM session)
-    WHERE""",
-)
-NAMES = "SELECT CAST(id AS TEXT), CAST(title AS TEXT) FROM session ORDER BY id"
-# A session whose own row cannot be read, of its messages
-COMPLETION = """INSERT OR IGNORE INTO session (id, directory, created, updated)
-  SELECT session, '', coalesce(min(completed), 0), coalesce(max(completed), 0)
-  FROM message GROUP BY session;"""
-LISTED = """(parent IS NULL OR forked)
-  AND EXISTS (SELECT 1 FROM message WHERE session = session.id AND active = 1)"""
 
 
 @dataclass(slots=True)
 class SessionInfo:
-    """A session as a list shows it. Times are milliseconds since the epoch; `parent` is the session
-    it was forked from, or whose sub-agent it belongs to; `first` is the beginning of its first text;
-    `messages` counts those that are sent."""
+    """A session as a list shows it.
+
+    Times are milliseconds since the epoch; `parent` is the session it was forked from, or whose
+    sub-agent it belongs to; `first` is the beginning of its first text; `messages` counts those that
+    are sent.
+    """
 
     id: str
     directory: str
@@ -119,10 +73,11 @@ class SessionInfo:
     first: str = ""
 
     def write(self, db: sqlite3.Connection) -> None:
-        """Within a transaction, write what may change in a session, or the session where it is not there."""
+        """Within a transaction, add the session, or update what may change in it."""
         values = {name: getattr(self, name) for name in COLUMNS} | asdict(self.usage)
         values |= {name: mend(text) for name, text in values.items() if isinstance(text, str)}
-        names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
+        names = ", ".join(values)
+        marks = ", ".join(f":{name}" for name in values)
         changed = ", ".join(f"{name} = :{name}" for name in ("agent", "model", "updated", *USAGE))
         insert = f"INSERT INTO session ({names}) VALUES ({marks})"
         db.execute(f"{insert} ON CONFLICT (id) DO UPDATE SET {changed}", values)
@@ -140,40 +95,47 @@ class Row:
 class Store(Database):
     """All sessions of the user. Raises StoreError, also from every method."""
 
-    what, application, version, schema = "The file of the sessions", APPLICATION, VERSION, SCHEMA
+    what = "The file of the sessions"
+    application = APPLICATION
+    version = VERSION
+    schema = SCHEMA
     completion = COMPLETION
 
     # -- making and changing
 
     def create(self, directory: str, *, session_id: str = "", **names: Any) -> SessionInfo:
-        """A new session, with an agent, a model, a parent, a title. A Recorder writes it with its first message."""
-        new_id, time = f"{now():011x}{os.urandom(2).hex()}", now()
-        place = folder_name(directory)
-        return SessionInfo(session_id or new_id, place, created=time, updated=time, **names)
+        """A new session; `names`: its agent, model, parent, title. A Recorder writes it with its first message."""
+        new_id = f"{now():011x}{os.urandom(2).hex()}"
+        return SessionInfo(session_id or new_id, folder_name(directory), created=now(), **names)
 
     def rename(self, session_id: str, title: str) -> None:
+        title = mend(" ".join(title.split()))[:MAX_TITLE]
         with self.transaction() as db:
-            values = mend(" ".join(title.split()))[:MAX_TITLE], session_id
-            db.execute("UPDATE session SET title = ? WHERE id = ?", values)
+            db.execute("UPDATE session SET title = ? WHERE id = ?", (title, session_id))
 
     def remove(self, session_id: str) -> None:
-        """Remove a session and those of its sub-agents, but not its forks. Raises StoreError where one is open."""
-        family_of = "SELECT id FROM session WHERE id = ? OR (parent = ? AND NOT forked)"
-        family = [row["id"] for row in self.rows(family_of, session_id, session_id)]
+        """Remove a session and those of its sub-agents, but not its forks. Raises StoreError if one is open."""
+        query = "SELECT id FROM session WHERE id = ? OR (parent = ? AND NOT forked)"
+        ids = [row["id"] for row in self.rows(query, session_id, session_id)]
         with contextlib.ExitStack() as locks:
-            for each in family:
-                locks.callback(SessionLock(self.path, each).release)
+            for removed in ids:
+                locks.callback(SessionLock(self.path, removed).release)
             with self.transaction() as db:
-                db.executemany("DELETE FROM session WHERE id = ?", [(each,) for each in family])
+                for removed in ids:
+                    db.execute("DELETE FROM session WHERE id = ?", (removed,))
 
     # -- finding
 
     def sessions(self, directory: str | None = None, limit: int = 1000) -> list[SessionInfo]:
         """Those with messages, of a folder or all, the newest first; without those of sub-agents."""
-        here = "AND directory = ?" if directory is not None else ""
-        chosen = f"SELECT id FROM session WHERE {LISTED} {here} ORDER BY updated DESC, id DESC LIMIT {limit:d}"
-        values = [folder_name(directory)] if directory is not None else []
-        return self._infos(f"WHERE id IN ({chosen}) ORDER BY updated DESC, id DESC", *values)
+        condition = LISTED
+        values = []
+        if directory is not None:
+            condition += " AND directory = ?"
+            values.append(folder_name(directory))
+        newest = "ORDER BY updated DESC, id DESC"
+        chosen = f"SELECT id FROM session WHERE {condition} {newest} LIMIT {limit:d}"
+        return self._infos(f"WHERE id IN ({chosen}) {newest}", *values)
 
     def get(self, session_id: str) -> SessionInfo:
         for info in self._infos("WHERE id = ?", session_id):
@@ -181,74 +143,107 @@ class Store(Database):
         raise StoreError(f"There is no session {session_id!r}.")
 
     def find(self, given: str, directory: str | None = None) -> SessionInfo:
-        """The session with this id or name, or whose id or name begins like this; with a directory also the one
-        with this number in its list."""
+        """The session with this id or name, or whose id or name begins like this.
+
+        With a directory also the one with this number in its list.
+        """
         word = mend(given.strip())[:MAX_TITLE].lower()
         if directory is not None and re.fullmatch(r"[1-9]\d{0,3}", word):
-            for info in self.sessions(directory, int(word))[int(word) - 1 :]:
-                return info
-        names = [(row[0], row[1].lower()) for row in self.rows(NAMES)]
-        exact = [each[0] for each in names if word in each]
-        begun = [each[0] for each in names if each[0].startswith(word) or each[1].startswith(word)]
-        ids = exact or begun
-        if not word or not ids:
+            number = int(word)
+            listed = self.sessions(directory, number)
+            if len(listed) == number:
+                return listed[-1]
+        ids = self._ids_of(word) if word else []
+        if not ids:
             raise StoreError(f"There is no session {given[:40]!r}.")
         if len(ids) > 1:
             raise StoreError(f"Several sessions begin with {given}: {', '.join(ids[:20])}.")
         return self.get(ids[0])
+
+    def _ids_of(self, word: str) -> list[str]:
+        """The sessions with this id or name; without any, those whose id or name begins like this."""
+        exact = []
+        begun = []
+        for session_id, title in self.rows(NAMES):
+            names = (session_id, title.lower())
+            if word in names:
+                exact.append(session_id)
+            if any(name.startswith(word) for name in names):
+                begun.append(session_id)
+        return exact or begun
 
     def ending(self, session_id: str) -> tuple[str, str]:
         """The newest question and the answer to it, or "": the beginnings of their texts, in a line each."""
         chosen = ACTIVE.replace("AND active", "AND role IN ('user', 'assistant') AND active")
         texts: dict[str, str] = {}
         for row in self.rows(f"{chosen} DESC LIMIT {MAX_ENDING}", session_id):
-            text = " ".join(text_of(formed(loaded(row["data"])) or {})[:200].split())
+            text = _first_words(row["data"])
             if text:
                 texts.setdefault(row["role"], text)
-            if text and row["role"] == "user":
+            if "user" in texts:
                 break
         return texts.get("user", ""), texts.get("assistant", "")
 
     def search(self, words: str) -> list[tuple[SessionInfo, str]]:
-        """Sessions whose title, or one of whose texts, has all the words, the newest first, each with the words
-        around its newest hit. Parts of words count."""
+        """Sessions whose title, or one of whose texts, has all the words, the newest first.
+
+        Each with the words around its newest hit. Parts of words count.
+        """
         wanted = mend(words).lower().split()
-        # LIKE, which knows the case of ASCII only, is three times as fast as a function in Python
-        tests = ("data LIKE '%' || ? || '%' ESCAPE '!'", "instr(lower(data), ?)")
-        fits = " AND ".join(tests[not word.isascii()] for word in wanted) or "FALSE"
-        texts = (json.dumps(word, ensure_ascii=False)[1:-1] for word in wanted)
-        spelled = [re.sub("([!%_])", r"!\1", each) if each.isascii() else each for each in texts]
+        if not wanted:
+            return []
+        tests = []
+        values = []
+        for word in wanted:
+            spelling = json.dumps(word, ensure_ascii=False)[1:-1]  # as the rows have it
+            if word.isascii():
+                # LIKE, which knows the case of ASCII only, is three times as fast as a function in Python
+                tests.append("data LIKE '%' || ? || '%' ESCAPE '!'")
+                values.append(re.sub("([!%_])", r"!\1", spelling))
+            else:
+                tests.append("instr(lower(data), ?)")
+                values.append(spelling)
+        condition = " AND ".join(tests)
         hits: dict[str, str] = {}
-        queries = (f"{select} {fits} ORDER BY id DESC LIMIT {MAX_HITS}" for select in TEXTS)
-        for row in chain.from_iterable(self.rows(query, *spelled) for query in queries):
-            text = text_of(formed(loaded(row["data"])) or {})
-            if all(word in text.lower() for word in wanted):  # and not in its JSON alone
-                hits.setdefault(row["session"], text)
+        for select in TEXTS:
+            query = f"{select} {condition} ORDER BY id DESC LIMIT {MAX_HITS}"
+            for row in self.rows(query, *values):
+                text = _text_in(row["data"])
+                if all(word in text.lower() for word in wanted):  # and not in its JSON alone
+                    hits.setdefault(row["session"], text)
         chosen = "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY updated DESC, id DESC"
-        infos = self._infos(chosen, json.dumps([*hits]))[:MAX_FOUND]
+        infos = self._infos(chosen, json.dumps(list(hits)))[:MAX_FOUND]
         return [(info, _snippet(hits[info.id], wanted)) for info in infos]
 
     def rows_sent(self, session_id: str) -> list[Row]:
         """The active rows of a session; the message of one that cannot be used is empty."""
-        read = ((row["id"], loaded(row["data"])) for row in self.rows(ACTIVE, session_id))
-        usable = ((row_id, value, formed(value)) for row_id, value in read)
-        return [Row(at, each or {}, copied(value) if each else {}) for at, value, each in usable]
+        rows = []
+        for row in self.rows(ACTIVE, session_id):
+            value = loaded(row["data"])
+            message = checked_message(value)
+            if message:
+                rows.append(Row(row["id"], message, copied(value)))
+            else:
+                rows.append(Row(row["id"], {}, {}))
+        return rows
 
     def _infos(self, condition: str, *values: Any) -> list[SessionInfo]:
         infos = []
         for row in self.rows(INFO + condition, *values):
-            usage = {name: row[name] for name in USAGE} | {"estimated": bool(row["estimated"])}
-            first = " ".join(text_of(formed(loaded(row["first"])) or {})[:200].split())
-            facts = {name: row[name] for name in COLUMNS} | {"forked": bool(row["forked"])}
-            facts |= {"usage": Usage(**usage), "messages": row["messages"], "first": first}
-            infos.append(SessionInfo(**facts))
+            info = SessionInfo(**{name: row[name] for name in COLUMNS})
+            info.forked = bool(row["forked"])
+            info.usage = Usage(**{name: row[name] for name in USAGE})
+            info.usage.estimated = bool(row["estimated"])
+            info.messages = row["messages"]
+            info.first = _first_words(row["first"])
+            infos.append(info)
         return infos
 
 
 class SessionLock:
     """The single-writer lock of a session, until `release`; the kernel releases it on SIGKILL, too.
 
-    `store` is the path of the database. Raises StoreError where another process has it.
+    `store` is the path of the database. Raises StoreError if another process has it.
     """
 
     def __init__(self, store: Path, session_id: str) -> None:
@@ -279,7 +274,7 @@ class SessionLock:
 
 
 def open_store(path: Path | str) -> tuple[Store, str]:
-    """The store, and "" or one line for the user. Where the file cannot be used, it is a store in memory."""
+    """The store, and "" or one line for the user. If the file cannot be used, it is a store in memory."""
     try:
         store = Store(path)
     except StoreError as error:
@@ -296,26 +291,45 @@ def to_model_messages(
     tell: Callable[[str], None] = lambda text: None,
     rows: Sequence[Row] | None = None,
 ) -> list[Message]:
-    """The list of messages as it was in memory, repaired where a kill left it open. Raises StoreError.
+    """The list of messages as it was in memory, repaired if a kill left it open. Raises StoreError.
 
-    A call that had begun is answered with INTERRUPTED, and with the id of its task, if a sub-agent worked for
-    it; one that had not with history.NOT_RUN. None is ever run again by the program. `tell` gets a line for the
-    user where something cannot be used. `rows`: the `rows_sent`, where they were read.
+    A call that had begun is answered with INTERRUPTED, and with the id of its task, if a sub-agent
+    worked for it; one that had not with history.NOT_RUN. None is ever run again by the program. `tell`
+    gets a line for the user if something cannot be used. `rows`: the `rows_sent`, if they were read.
     """
-    rows = store.rows_sent(session_id) if rows is None else rows
+    if rows is None:
+        rows = store.rows_sent(session_id)
     messages = [row.message for row in rows if row.message]
-    calls = {call["id"] for message in messages for call in calls_of(message)}
-    results = [each.get("tool_call_id") for each in messages if each["role"] == "tool"]
-    if lost := len(rows) - len(messages) + sum(each not in calls for each in results):
+    lost = _count_lost(rows, messages)
+    if lost:
         tell(f"Left out of the session, since it cannot be used: {lost} of {len(rows)} messages.")
     answers = [row.id for row in rows if row.message.get("role") == "assistant"]
-    query = "SELECT call_id, data FROM part WHERE message = ? AND state <> 'pending' ORDER BY id"
-    for part in store.rows(query, answers[-1]) if answers else ():
-        data = loaded(part["data"])
-        task = data.get("task_id") if isinstance(data, dict) else ""
-        text = f"{INTERRUPTED}\n\n[task_id: {task}]" if task else INTERRUPTED
-        messages.append(tool_message(part["call_id"], ToolResult(text, is_error=True)))
+    if answers:
+        messages += _interrupted_results(store, answers[-1])
     return repair(messages)
+
+
+def _count_lost(rows: Sequence[Row], messages: list[Message]) -> int:
+    """Rows that hold no message, and results without a call."""
+    calls = {call["id"] for message in messages for call in calls_of(message)}
+    lost = len(rows) - len(messages)
+    for message in messages:
+        if message["role"] == "tool" and message.get("tool_call_id") not in calls:
+            lost += 1
+    return lost
+
+
+def _interrupted_results(store: Store, answer: int) -> list[Message]:
+    """Results for the calls of this answer that had begun; `repair` takes those that are needed."""
+    query = "SELECT call_id, data FROM part WHERE message = ? AND state <> 'pending' ORDER BY id"
+    results = []
+    for part in store.rows(query, answer):
+        text = INTERRUPTED
+        data = loaded(part["data"])
+        if isinstance(data, dict) and data.get("task_id"):
+            text += f"\n\n[task_id: {data['task_id']}]"
+        results.append(tool_message(part["call_id"], ToolResult(text, is_error=True)))
+    return results
 
 
 # -- rows and texts
@@ -349,8 +363,22 @@ def folder_name(path: str) -> str:
 
 
 def _snippet(text: str, words: Sequence[str]) -> str:
-    """What stands around the first of the words, in one line."""
+    """The text around the first of the words, in one line."""
     start = max(0, min(text.lower().find(word) for word in words) - AROUND)
     end = start + 2 * AROUND + len(words[0])
-    cut = " ".join(text[start:end].split())
-    return f"{'…' if start else ''}{cut}{'…' if end < len(text) else ''}"
+    snippet = " ".join(text[start:end].split())
+    if start > 0:
+        snippet = f"…{snippet}"
+    if end < len(text):
+        snippet = f"{snippet}…"
+    return snippet
+
+
+def _text_in(data: Any) -> str:
+    """The text of a message as a row has it."""
+    return text_of(checked_message(loaded(data)) or {})
+
+
+def _first_words(data: Any) -> str:
+    """The beginning of its text, in one line."""
+    return " ".join(_text_in(data)[:200].split())

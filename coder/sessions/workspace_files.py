@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from coder.sessions.database import MAX_STORED, BlobStore
+from coder.sessions.blobs import MAX_STORED, BlobStore
 from coder.sessions.git import blob_id
 from coder.tools.workspace import TOOL_FOLDERS, fill_file, link_file, put_file
 
@@ -369,7 +369,7 @@ class WorkspaceFiles:
         asked = paths
         if above:
             asked = {path for path in paths if not _is_within(os.path.dirname(path), above)}
-        if asked and self._git_works and time.monotonic() < self.deadline:
+        if self._git_works and time.monotonic() < self.deadline:
             answer = self.store.git.ignored(sorted(asked))
             if answer is None or "" in answer:
                 # There is none, or it ignores the workspace as a whole

@@ -30,6 +30,7 @@ from coder.types import ToolError, ToolResult
 DEFAULT_TIMEOUT = 120  # seconds
 MAX_TIMEOUT = 600
 SHOW_EVERY = 0.1  # seconds between two updates
+MAX_UPDATE = 2000  # characters
 DRAIN = 0.2  # seconds to read on after the process has ended while something else still writes
 STOPPED = (
     "[stopped after {seconds} s, with all it had started. If it waits for input or never ends (server, watcher, editor): "
@@ -37,8 +38,11 @@ STOPPED = (
 )
 INTERACTIVE = {"python", "python3", "node", "cat", "bash", "sh", "irb", "psql", "sqlite3", "mysql"}
 FOR_ONE_SHELL = re.compile(r"(?:cd|export|source|\.|alias|set|pushd)\s[^;&|\n]*")
-NOT_FOUND = re.compile(r": ([\w-]+): command not found")
-TOOLS_BY_NAME = {"apply_patch", "edit", "write", "glob", "todo", "task", "ask_user"}
+# bash has a `read` of its own
+TOOL_AS_PROGRAM = re.compile(
+    r"line \d+: (apply_patch|edit|write|glob|todo|task|ask_user|read): "
+    r"(?:command not found|`.*': not a valid identifier)"
+)
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 
 
@@ -64,18 +68,23 @@ def run_command(
     if "\0" in command or not command.strip():
         raise ToolError("the command is empty or holds a NUL")
     yield from ctx.ask(permission, command)
-    seconds, output = min(max(1, timeout), MAX_TIMEOUT), Output()
+    seconds = min(max(1, timeout), MAX_TIMEOUT)
     argv = [shell(), "--noprofile", "--norc", "-c", command]
-    updated, fresh = time.monotonic(), ""
     work = output_of(argv, ctx.cwd, ctx.abort, seconds, confine=ctx.confine)
+    output = Output()
+    updated = time.monotonic()
+    fresh = ""  # since then
     with contextlib.closing(output), Returning(work) as pieces:
         for data in pieces:
-            fresh = (fresh + output.add(data))[-2000:]
+            fresh = (fresh + output.add(data))[-MAX_UPDATE:]
             if fresh and time.monotonic() - updated > SHOW_EVERY:
                 yield fresh
-                updated, fresh = time.monotonic(), ""
+                updated = time.monotonic()
+                fresh = ""
     code, cause = pieces.value
-    shown = output.text() or ("" if output.bytes else _say_no_output(command, code))
+    shown = output.text()
+    if not output.bytes:
+        shown = _say_no_output(command, code)
     notes = [_hint(code, shown), _how_it_ended(code, cause, seconds, ctx.abort.reason)]
     text = "\n".join(part for part in (shown, *notes) if part)
     details = {"exit_code": code, "cause": cause, "saved": output.saved}
@@ -95,19 +104,23 @@ def _say_no_output(command: str, code: int) -> str:
 
 def _hint(code: int, shown: str) -> str:
     """That a tool was called as a program."""
-    found = NOT_FOUND.search(shown) if code == 127 else None
-    if found and found[1] in TOOLS_BY_NAME:
+    found = TOOL_AS_PROGRAM.search(shown)
+    if code and found:
         return f"[{found[1]} is a tool, not a program]"
     return ""
 
 
 def _how_it_ended(code: int, cause: str, seconds: int, reason: str) -> str:
+    """Why and how, in brackets; "" if the command went well. `reason`: of an abort."""
     if cause == "timeout":
-        slow = f"timeout up to {MAX_TIMEOUT}" if seconds < MAX_TIMEOUT else "do it in parts"
+        slow = "do it in parts"
+        if seconds < MAX_TIMEOUT:
+            slow = f"timeout up to {MAX_TIMEOUT}"
         return STOPPED.format(seconds=seconds, slow=slow)
+    if cause and reason == "max_time":
+        return "[the time limit of the run was reached]"
     if cause:
-        limit = reason == "max_time"
-        return f"[{'the time limit of the run was reached' if limit else 'aborted by the user'}]"
+        return "[aborted by the user]"
     if code < 0:
         name = next((each.name for each in signal.Signals if each == -code), "real-time")
         return f"[killed by signal {-code} ({name})]"
@@ -186,12 +199,15 @@ def read_output(
 ) -> Generator[bytes, None, str]:
     """Yield output, b"" when none comes, until the process has ended. Returns the cause where it has to be ended."""
     assert process.stdout
-    pipe, ended, is_open = process.stdout.fileno(), 0.0, True
+    pipe = process.stdout.fileno()
+    is_open = True
+    ended = 0.0  # when the process was first seen to be over
     watched = select.poll()  # select() takes no number above 1023
     watched.register(pipe, select.POLLIN)
     while True:
         # Both before the pipe is read: all that was written until then is in there
-        over, stop = process.poll() is not None, abort.is_set
+        over = process.poll() is not None
+        stop = abort.is_set
         ready = is_open and watched.poll(0 if over or stop else TICK * 1000)
         data = os.read(pipe, 1 << 16) if ready else b""
         is_open = is_open and bool(data or not ready)  # closed by the process, which may go on

@@ -39,12 +39,12 @@ IMAGE = (
 
 @tool(concurrent=True, permission="read", default="allow", asks_itself=True, slips=slips.READ)
 def read(
-    ctx: ToolContext, path: str, offset: int = 1, limit: int = MAX_LINES
+    ctx: ToolContext, path: str, offset: int = 0, limit: int = MAX_LINES
 ) -> Generator[Any, None, ToolResult]:
     """Read a text file, up to 2000 lines or 28,000 characters at once; the end says how to go on.
 
     path: file, absolute or in the workspace
-    offset: first line; from 2 on lines come as number<TAB>text
+    offset: first line; with it lines come as number<TAB>text
     limit: number of lines
     """
     path, line = paths.meant(ctx, path)
@@ -53,7 +53,8 @@ def read(
     yield from ctx.ask("read", name)
     if target.is_dir():
         return _list(target, path)
-    first = line if line and offset == 1 else offset
+    first = offset or line or 0
+    is_numbered = first != 0
     wanted = min(max(1, limit), MAX_LINES)
     with paths.naming_near(ctx, path):
         file = workspace.opened(target, name)
@@ -76,11 +77,10 @@ def read(
     if first > total:
         raise ToolError(f"offset {first} is past the end: the file has {total} lines")
     last = first + len(lines) - 1
-    # Numbers cost a tenth of a file's size in every later request. They are of use where a line is looked for
-    numbered = [f"{number}\t{line}" for number, line in enumerate(lines, first)]
-    text = "\n".join(numbered if first > 1 else lines)
-    for remark in workspace.name_instructions(ctx, target):
-        text += f"\n\n{remark}"
+    # Numbers cost a tenth of a file in every later request, so a whole file comes without
+    if is_numbered:
+        lines = [f"{number}\t{line}" for number, line in enumerate(lines, first)]
+    text = "\n".join(lines)
     if last < total:
         text += f"\n\n(lines {first}-{last} of {total}; use offset={last + 1} to go on)"
     return ToolResult(text, details={"lines": total})

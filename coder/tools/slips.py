@@ -196,11 +196,20 @@ def _section_of_diff(found: re.Match[str]) -> str:
     return found[0]
 
 
+# They take several changes, or commands of their own
+OTHER_EDITORS = (
+    "str_replace_editor",
+    "str_replace_based_edit_tool",
+    "multi_edit",
+    "multiedit",
+    "apply_diff",
+)
 WRITE = Slips(
     names=("write_file", "create_file", "write_to_file", "save_file", "create"),
     parameters=PATHS | dict.fromkeys(("text", "contents", "file_text", "file_content"), "content"),
     dropped=REMARKS,
     convert=_convert_write,
+    hints={"content": "send one string with newlines"},
 )
 EDIT = Slips(
     names=("edit_file", "replace", "str_replace", "replace_in_file"),
@@ -208,22 +217,15 @@ EDIT = Slips(
     dropped=REMARKS | {"instruction"},
     convert=_convert_edit,
     hints={"edits": "one change per call: edit(path, old_string, new_string)"}
-    | dict.fromkeys(
-        (
-            "str_replace_editor",
-            "str_replace_based_edit_tool",
-            "multi_edit",
-            "multiedit",
-            "apply_diff",
-        ),
-        "here it is edit(path, old_string, new_string)",
-    ),
+    | dict.fromkeys(OTHER_EDITORS, "here it is edit(path, old_string, new_string)"),
 )
+# It is offered without write
 APPLY_PATCH = Slips(
     names=("applypatch",),
     parameters={"input": "patch", "diff": "patch", "patchText": "patch", "command": "patch"},
     dropped=REMARKS,
     convert=_convert_patch,
+    hints=dict.fromkeys((*OTHER_EDITORS, "write", *WRITE.names), "here it is apply_patch(patch)"),
 )
 
 # ---- bash -----------------------------------------------------------------------------------
@@ -270,7 +272,7 @@ def _convert_bash(arguments: Arguments) -> Arguments:
     return converted
 
 
-OTHER_FOLDER = "write it into the command: cd DIR && ..."
+OTHER_FOLDER = "write it into the command: cd DIR && COMMAND"
 BACKGROUND = "put & at the end of the command and its output in a file"
 NO_WEB = "there is no web tool here; bash has curl if the network is on"
 BASH = Slips(
@@ -310,8 +312,10 @@ BASH = Slips(
 
 
 def _convert_todo(arguments: Arguments) -> Arguments:
-    """A list of texts is a checklist of which nothing has begun."""
+    """A list of texts is a checklist of which nothing has begun; one item alone is a list of it."""
     items = arguments.get("items")
+    if isinstance(items, dict):
+        return arguments | {"items": [items]}
     if not _is_text_list(items):
         return arguments
     return arguments | {"items": [{"text": text, "status": "pending"} for text in items]}

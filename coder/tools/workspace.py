@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # what lists conversations needs no tools
 # What tools have installed or made, and none of the project's own files
 TOOL_FOLDERS = {".git", ".hg", "node_modules", "__pycache__", "venv", ".venv", ".tox"}
 TOOL_FOLDERS |= {".mypy_cache", ".cache"}
-INSTRUCTIONS = "AGENTS.md"
 KERNEL = re.compile("/(?:proc|sys|dev(?!/shm/))/")  # what is there may look regular and is not
 
 
@@ -275,30 +274,12 @@ def save(
         ctx.seen.pop(target, None)
     elif not old or ctx.seen.get(target):
         ctx.seen[target] = digest_of(data)
-    return " ".join(notes + name_instructions(ctx, target))
+    return " ".join(notes)
 
 
 def digest_of(data: bytes) -> bytes:
     """What a session remembers of a file that it has read or written."""
     return hashlib.sha256(data).digest()
-
-
-def name_instructions(ctx: ToolContext, target: Path) -> list[str]:
-    """A remark on each folder of the file, below the workspace, with instructions that the model does not know.
-
-    Each is named once.
-    """
-    remarks = list[str]()
-    folders = target.relative_to(ctx.cwd).parents if target.is_relative_to(ctx.cwd) else ()
-    for folder in reversed(folders[:-1]):  # those of the workspace itself are in the prompt
-        if folder.name in TOOL_FOLDERS:
-            break
-        file = ctx.cwd / folder / INSTRUCTIONS
-        if file not in ctx.seen and file.is_file():
-            ctx.seen[file] = None
-            name = folder / INSTRUCTIONS
-            remarks.append(f"({name} has instructions for this folder: read it)")
-    return remarks
 
 
 def state_of(place: Path) -> tuple[int, ...] | None:
