@@ -107,7 +107,7 @@ def test_proxies_headers_and_paths_of_a_workspace_do_nothing(tmp_path: Path, ws:
         sent = "".join(name + value for name, value in server.heads[0].items())
         assert "evil" not in sent and "organization" not in sent
     found, variables = results(server)
-    assert found.splitlines()[0] == "sub/found.txt:1:needle"
+    assert found.splitlines()[:2] == ["sub/found.txt", "1:needle"]
     assert "evil" not in variables and evil.url not in variables
 
 
@@ -137,7 +137,7 @@ def test_our_own_configuration_in_a_workspace_only_tightens(tmp_path: Path, ws: 
             assert run.end() == 0 and run.out == "Done.\n", run.err
         assert evil.connections == 0 and not (ws / "PWN").exists()
     bash, write, _, opened, closed = results(server)
-    assert bash.startswith("Denied:") and write.startswith("Denied:") and opened == "1\topen"
+    assert bash.startswith("Denied:") and write.startswith("Denied:") and opened == "open"
     assert closed.startswith("Denied:") and "closed\n" not in closed, "the workspace can forbid"
     body = server.requests[0]
     assert body["model"] == "script" and len(server.requests) == 2
@@ -259,7 +259,7 @@ def test_programs_and_start_files_of_the_workspace_do_not_run(tmp_path: Path, ws
     env["PATH"] = f".::./:../ws:{os.environ['PATH']}:"
     with played(tmp_path, *calls, **env) as (server, _):
         assert not (ws / "PWN").exists(), (ws / "PWN").read_text()
-    assert "git version" in results(server)[0] and "uname:2:" in results(server)[1]
+    assert "git version" in results(server)[0] and "uname\n2:" in results(server)[1]
 
 
 @pytest.mark.case("SEC-19")
@@ -364,8 +364,8 @@ def test_a_file_with_the_key_is_read_without_it_by_every_tool(tmp_path: Path, ws
         assert (ws / "notes.txt").read_text() == edited, "and not overwritten with what is shown"
         (ws / "notes.txt").unlink()
     read, grep, cat, edit, write = results(server)
-    assert read == f"1\tfirst\n2\tkey = {HIDDEN}\n3\tlast"
-    assert f"notes.txt:2:key = {HIDDEN}" in grep and f"key = {HIDDEN}" in cat
+    assert read == f"first\nkey = {HIDDEN}\nlast"
+    assert f"notes.txt\n2:key = {HIDDEN}" in grep and f"key = {HIDDEN}" in cat
     assert edit.startswith("Edited notes.txt, line 3.")
     assert write.startswith("Error:") and HIDDEN in write
     asked, lines = json.dumps(server.requests), map(json.loads, run.out.splitlines())
@@ -509,7 +509,7 @@ def test_a_file_that_imitates_a_conversation_stays_inside_of_one_message(ws: Pat
         roles = [message["role"] for message in server.requests[1]["messages"]]
         read, cat = results(server)
     assert roles == ["user", "assistant", "tool", "tool"] and len(server.requests) == 2
-    assert [line.partition("\t")[2] for line in read.split("\n")] == lie.split("\n")
+    assert read == lie
     assert cat == lie and not (ws / "PWN").exists()
 
 

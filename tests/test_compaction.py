@@ -344,7 +344,7 @@ def test_old_tool_output_becomes_a_note_and_nothing_else_changes() -> None:
         assert contents(server.requests[0]["messages"]) == contents(messages[:-1])
     pairs = list(zip(before, messages))
     changed = {(a["role"], b["content"]) for a, b in pairs if a["content"] != b["content"]}
-    note = "Output removed to save room: read src/x.py, 4,000 characters. Read it again where you need it."
+    note = "Output removed to save room: read src/x.py, all 4,000 characters. Read it again where you need it."
     assert changed == {("tool", f"[{note}]")}
     assert all(a.get(name) == b.get(name) for a, b in pairs for name in ("role", "tool_call_id"))
 
@@ -411,9 +411,15 @@ NOTES: list[tuple[str, dict[str, Any], str, str]] = [  # tool, arguments, output
     ),
     (
         "read",
-        {"path": "b.py"},
-        LONG_LINES,
-        "[Output removed to save room: read b.py, all 199 lines. Read it again where you need it.]",
+        {"path": "b.py", "offset": 301},
+        "\n".join(f"{number}\tline" for number in range(301, 500)),
+        "[Output removed to save room: read b.py, lines 301-499, the last. Read it again where you need it.]",
+    ),
+    (
+        "read",
+        {"path": "table.tsv"},
+        "\n".join(f"{number}\tline" for number in range(500, 301, -1)),
+        "[Output removed to save room: read table.tsv, all 1,790 characters. Read it again where you need it.]",
     ),
     ("edit", {"path": "a.py"}, f"Edited a.py.\n{LONG_LINES}", "Edited a.py. [diff removed]"),
     (

@@ -206,18 +206,24 @@ def test_what_is_refused_and_why(ws: Editing, case: str) -> None:
     assert why in ws.refused(before, old, new)
 
 
-def test_the_result_is_the_place_and_the_changed_lines(ws: Editing) -> None:
-    """The user's diff has the names of the file, too."""
-    ws.holds("one\ntwo\nthree\n")
-    result = ws.edit("two", "2")
+def test_the_result_is_the_place_and_what_was_not_written_as_given(ws: Editing) -> None:
+    """The user's diff is whole, and has the names of the file, too."""
     hunk = "@@ -1,3 +1,3 @@\n one\n-two\n+2\n three"
-    assert result.content == f"Edited a, line 2.\n{hunk}"
-    assert result.details == {"diff": f"--- a/a\n+++ b/a\n{hunk}", "path": str(ws.file)}
+    for old, shown in (("two", ""), ("two  ", f"\n{hunk}")):
+        ws.holds("one\ntwo\nthree\n")
+        result = ws.edit(old, "2")
+        assert result.content == f"Edited a, line 2.{shown}"
+        assert result.details == {"diff": f"--- a/a\n+++ b/a\n{hunk}", "path": str(ws.file)}
+    ws.holds("    one\n    two\n")
+    indented = ws.edit("one\ntwo", "1\n2")
+    assert indented.content == (
+        "Edited a, lines 1-2.\n@@ -1,2 +1,2 @@\n-    one\n-    two\n+    1\n+    2"
+    )
     ws.holds("a\nb\na\n")
-    every = str(ws.edit("a", "c\nd", replace_all=True).content)
-    assert every.startswith("Edited a in 2 places, lines 1-5.\n@@")
+    every = ws.edit("a", "c\nd", replace_all=True)
+    assert every.content == "Edited a in 2 places, lines 1-5."
     ws.holds("a\nb\n")
-    assert str(ws.edit("b\n", "").content).startswith("Edited a, line 2.\n@@")
+    assert ws.edit("b\n", "").content == "Edited a, line 2."
     ws.holds("a\r\nb\n")
     assert ws.edit("a\r", "a").content == (
         "Edited a.\n(only line endings, or the newline at the end, differ)"
@@ -227,13 +233,14 @@ def test_the_result_is_the_place_and_the_changed_lines(ws: Editing) -> None:
 def test_of_many_lines_in_a_row_the_result_repeats_the_first_and_the_last(ws: Editing) -> None:
     ws.holds("one\ntwo\nthree\n")
     new = [f"    line {number}" for number in range(31)]
-    result = ws.edit("two", "\n".join(new))
+    result = ws.edit("two  ", "\n".join(new))
     shown = ["@@ -1,3 +1,33 @@", " one", "-two", f"+{new[0]}", "+ ... (29 lines)", f"+{new[-1]}"]
     assert result.content == "\n".join(["Edited a, lines 2-32.", *shown, " three"])
     assert all(f"+{line}\n" in result.details["diff"] for line in new)
-    back = str(ws.edit("\n".join(new), "two").content)
+    back = str(ws.edit("\n".join(new) + "  ", "two").content)
     assert f"\n-{new[0]}\n- ... (29 lines)\n-{new[-1]}\n+two\n" in back
-    assert "..." not in str(ws.edit("two", "\n".join(new[:10])).content)
+    few = str(ws.edit("two  ", "\n".join(new[:10])).content)
+    assert "@@" in few and "..." not in few
 
 
 def test_replace_all_in_20_000_lines_takes_seconds(ws: Editing) -> None:
@@ -331,7 +338,7 @@ def test_of_a_secret_file_nothing_is_shown_without_permission(ws: Editing) -> No
         assert ws.fails("apply_patch", patch=patch) == "Denied: no"
         assert ws.fails("edit", path=path, old_string="A=3", new_string="") == "Denied: no"
     ws.when_asked = asked
-    assert "-A=1\n+A=3" in ws("edit", path=".env", old_string="A=1", new_string="A=3")
+    assert "-A=1\n+A=3" in ws("edit", path=".env", old_string="A=1 ", new_string="A=3")
     assert ws.asked == [("read", ".env")] * 5 + [("edit", ".env")]
 
 

@@ -533,7 +533,7 @@ def test_an_entry_attaches_the_files_that_it_names(tmp_path: Path) -> None:
         assert image["image_url"]["url"].endswith(b64encode(PNG).decode())
         words, *files = text["text"].split("\n\n<attached ")
         assert words == entry
-        assert files[0] == 'path="a b.txt">\n1\tfirst\n2\tsecond\n</attached>'
+        assert files[0] == 'path="a b.txt">\nfirst\nsecond\n</attached>'
         assert files[1] == 'path="sub">\nlong\n</attached>'
         assert "PLAIN=here" in files[2] and session.key not in files[2]
         assert "use offset=2001 to go on" in files[3] and len(files) == 4

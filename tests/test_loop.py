@@ -604,7 +604,7 @@ def test_equal_calls_of_one_answer_run_again_after_a_change(tmp_path: Path) -> N
     with serve(Reply(calls=[test, change, test, test, *looks]), Reply("done")) as server:
         _, result = ask(server, tools=Toolset([bash, read, ls], cwd=tmp_path))
     old, _, new, again, first, _, second = contents(result.messages, "tool")
-    assert (old, new, first) == ("old", "new", "1\tnew")
+    assert (old, new, first) == ("old", "new", "new")
     assert again == second == "Same call as above in this answer; its result is above."
 
 

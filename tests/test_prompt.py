@@ -188,6 +188,7 @@ def test_one_task_offers_no_way_that_nobody_can_allow(tmp_path: Path, allow: boo
         first, second = server.requests
     tools = {tool["function"]["name"]: tool["function"] for tool in first["tools"]}
     assert ("unconfined" in tools["bash"]["parameters"]["properties"]) is allow
+    assert "write in the workspace and $TMPDIR alone" in tools["bash"]["description"]
     for rule in (
         "- Put all calls that do not need each other's results into one answer, edits too.\n",
         "- When something fails twice, find another way, and only if there is none say what is in the way.\n",

@@ -221,7 +221,7 @@ def test_a_search_finds_what_there_is_and_is_confined(ws: Path) -> None:
     runs = Runs(ws)
     with serve(Reply(calls=[("grep", {"pattern": "needle"})]), FINE) as server:
         ask(server, tools=runs.tools, hooks=runs.hooks)
-        assert server.requests[-1]["messages"][-1]["content"] == "a.txt:1:needle"
+        assert server.requests[-1]["messages"][-1]["content"] == "a.txt\n1:needle"
     runs.sandbox.before_tool_call(ToolCall("1", "grep", {}), ctx := ToolContext(ws, Abort()))
     line = "echo a > ../new; echo b > /dev/null && cat ../file"
     out = b"".join(output_of(["sh", "-c", line], ws, Abort(), 20, confine=ctx.confine))

@@ -50,9 +50,20 @@ def fails(folder: Path, tool: str, **arguments: Any) -> str:
 
 
 def grepped(folder: Path, pattern: str, **arguments: Any) -> list[str]:
-    """The lines of a grep that goes well, without what is said beside."""
-    lines = text(folder, "grep", pattern=pattern, **arguments).splitlines()
-    return [line for line in lines if line != "--" and not line.startswith(("(", "No matches"))]
+    """The lines of a grep that goes well, each with its file's name before it, without what is said beside."""
+    found = list[str]()
+    name = ""
+    for line in text(folder, "grep", pattern=pattern, **arguments).splitlines():
+        if line.startswith(("(", "No matches")):
+            continue
+        if not line:
+            name = ""
+        elif not name:
+            name = line
+        elif line != "--":
+            mark = re.sub(r"\d+", "", line, count=1)[0]
+            found.append(f"{name}{mark}{line}")
+    return found
 
 
 def names(folder: Path, pattern: str = "one", **arguments: Any) -> list[str]:
@@ -74,6 +85,8 @@ def test_a_match_is_path_number_and_line_in_order_of_paths(tmp_path: Path, engin
     tree(tmp_path, files)
     found = grepped(tmp_path, r"\bos\b")
     assert found == ["a.py:1:import os", "a.py:3:    x = os.sep", "sub/b.py:1:os"]
+    shown = "a.py\n1:import os\n3:    x = os.sep\n\nsub/b.py\n1:os"
+    assert text(tmp_path, "grep", pattern=r"\bos\b") == shown, "a file's name stands once"
     nothing = "No matches (ignored and secret files are skipped)."
     assert text(tmp_path, "grep", pattern="absent") == nothing
 
@@ -133,11 +146,11 @@ def test_a_hundred_lines_are_shown_or_as_many_as_are_asked_for(tmp_path: Path, e
     tree(tmp_path, {"f": "one\n" * 150})
     lines = text(tmp_path, "grep", pattern="one").splitlines()
     more = "(100 lines shown of 150 matches in 1 file; narrow the pattern, the path or the glob)"
-    assert lines[99:] == ["f:100:one", more]
+    assert lines[0] == "f" and lines[100:] == ["100:one", more]
     assert len(grepped(tmp_path, "one", limit=120)) == 120
     assert len(grepped(tmp_path, "one", limit=0)) == 1
     exact = text(tmp_path, "grep", pattern="one", limit=150, path="f")
-    assert len(exact.splitlines()) == 150
+    assert len(exact.splitlines()) == 151
 
 
 def test_of_a_long_line_the_match_is_shown(tmp_path: Path, engine: str) -> None:
@@ -174,7 +187,7 @@ def test_a_cut_search_tells_the_total_and_the_files_with_most(tmp_path: Path, en
     files = {f"{name}.txt": "one\n" * count for name, count in zip("abcde", (2, 90, 4, 30, 1))}
     tree(tmp_path, files)
     *lines, note = text(tmp_path, "grep", pattern="one", limit=20).splitlines()
-    assert len(lines) == 20
+    assert len([line for line in lines if line.endswith(":one")]) == 20
     most = "the most: b.txt 90, d.txt 30, c.txt 4"
     narrow = "narrow the pattern, the path or the glob"
     assert note == f"(20 lines shown of 127 matches in 5 files; {most}; {narrow})"
@@ -183,7 +196,7 @@ def test_a_cut_search_tells_the_total_and_the_files_with_most(tmp_path: Path, en
 def test_groups_of_context_are_parted(tmp_path: Path, engine: str) -> None:
     tree(tmp_path, {"f": "".join(f"{n}\n" for n in range(1, 13)), ".env": "5\n"})
     lines = text(tmp_path, "grep", pattern="^(2|9)$", context=1).splitlines()
-    assert lines == ["f-1-1", "f:2:2", "f-3-3", "--", "f-8-8", "f:9:9", "f-10-10"]
+    assert lines == ["f", "1-1", "2:2", "3-3", "--", "8-8", "9:9", "10-10"]
     assert "--" not in text(tmp_path, "grep", pattern="^(2|9)$").splitlines()
 
 

@@ -91,7 +91,7 @@ NAMES = [
         Slip(name, {"path": "src"}, ("ls", {"path": "src"}), "app.py")
         for name in ("LS", "list_dir")
     ),
-    Slip("search_files", {"pattern": "note"}, ("grep", {"pattern": "note"}), "notes.txt:1"),
+    Slip("search_files", {"pattern": "note"}, ("grep", {"pattern": "note"}), "1:a note"),
     Slip("file_search", {"pattern": "*.py"}, ("glob", {"pattern": "*.py"}), "src/app.py"),
     *(
         Slip(name, READ_APP[1], READ_APP, "line 30")
@@ -173,7 +173,7 @@ PARAMETERS = [
         "grep",
         {"query": "NOTE", "include": "*.txt", "-i": True, "-n": True, "output_mode": "content"},
         ("grep", {"pattern": "NOTE", "glob": "*.txt", "ignore_case": True}),
-        "notes.txt:1:a note",
+        "notes.txt\n1:a note",
     ),
     Slip("ls", {"path": ""}, ("ls", {}), "notes.txt"),
     Slip(
@@ -261,7 +261,7 @@ JSON = [
     ),
     Slip("edit", '{"path": "notes.txt", "old_string": "a note", "new_string": "b", "replace_all": True}',
          ("edit", EDIT[1] | {"replace_all": True}), "Edited"),
-    Slip("grep", r'{"pattern": "n\w+e"}', ("grep", {"pattern": r"n\w+e"}), "notes.txt:1"),
+    Slip("grep", r'{"pattern": "n\w+e"}', ("grep", {"pattern": r"n\w+e"}), "1:a note"),
     Slip("bash", r'{"command": "echo \$HOME"}', ("bash", {"command": r"echo \$HOME"}), "$HOME"),
     Slip("bash", '{"command": "echo \'None, True,}\'"}', ("bash", {"command": "echo 'None, True,}'"}), "None, True,}"),
     Slip("apply_patch", "*** Begin Patch\n*** Add File: n\n+x\n*** End Patch",

@@ -223,12 +223,13 @@ def _lines_of(text: str) -> str:
     """`lines 1-597 of 875` of an output of read."""
     if part := PART.search(text):
         return part[1]
-    numbers = re.findall(r"^(\d+)\t", text, re.MULTILINE)
-    if not numbers:
-        return f"{len(text):,} characters"
-    if numbers[0] == "1":
-        return f"all {numbers[-1]} lines"
-    return f"lines {numbers[0]}-{numbers[-1]}, the last"
+    lines = text.split("\n")
+    # Only a read with an offset has numbers
+    first = re.match(r"\d+(?=\t)", lines[0])
+    last = re.match(r"\d+(?=\t)", lines[-1])
+    if first and last and int(last[0]) - int(first[0]) == len(lines) - 1:
+        return f"lines {first[0]}-{last[0]}, the last"
+    return f"all {len(text):,} characters"
 
 
 def _last_lines(text: str) -> list[str]:

@@ -41,7 +41,7 @@ def _make_title(arguments: dict[str, Any]) -> str:
 def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
     """Keep a checklist, which the user sees, for a task of three steps or more. Send it whole at each change.
 
-    items: {"text": "...", "status": "pending", "in_progress" or "done"}, in order
+    items: {text, status: pending, in_progress or done}, in order
     """
     checked = _check_items(items)
     lines = [f"{MARKS[item['status']]} {item['text']}" for item in checked]

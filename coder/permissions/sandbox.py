@@ -139,23 +139,27 @@ class Sandbox(Hooks):
             self._unreported_notices.append(text.format(describe(changes, self.workspace)))
 
     def tools(self, tools: Iterable[Tool], read_only: bool = False) -> list[Tool]:
-        """The same tools; in a sandbox bash takes `unconfined` and reports what was put back.
+        """The same tools; in a sandbox bash says where it can write, takes `unconfined` and reports what was put back.
 
         `read_only`: for an agent that changes nothing, and so leaves no sandbox.
         """
-        may_leave = self.may_leave and not read_only
-        return [self._with_bash(tool, may_leave) if tool.name == "bash" else tool for tool in tools]
+        return [self._with_bash(tool, read_only) if tool.name == "bash" else tool for tool in tools]
 
-    def _with_bash(self, tool: Tool, may_leave: bool) -> Tool:
+    def _with_bash(self, tool: Tool, read_only: bool) -> Tool:
         """The tool bash as this sandbox has it."""
         if not self.active:
             return tool
         properties = dict(tool.parameters["properties"])
-        if may_leave:
+        if self.may_leave and not read_only:
             about = "run outside the sandbox; the user is asked. Only for what it prevents"
             properties["unconfined"] = {"type": "boolean", "description": about}
-        parameters = tool.parameters | {"properties": properties}
-        return dataclasses.replace(tool, parameters=parameters, function=_bash)
+        writable = "$TMPDIR" if read_only else "the workspace and $TMPDIR"
+        return dataclasses.replace(
+            tool,
+            description=f"{tool.description} It can write in {writable} alone.",
+            parameters=tool.parameters | {"properties": properties},
+            function=_bash,
+        )
 
     def since(self) -> list[str]:
         """For the end of a session: what changed since the last command, and is not reported.

@@ -56,7 +56,7 @@ def bash(
     grep, find and sed.
 
     command: the command line
-    timeout: seconds until it is stopped, default 120, at most 600
+    timeout: seconds, default 120, at most 600
     """
     return (yield from run_command(ctx, command, timeout))
 

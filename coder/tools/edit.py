@@ -62,7 +62,7 @@ VIEWS: tuple[Callable[[str], str], ...] = (str, str.rstrip, str.strip, _without_
 def edit(
     ctx: ToolContext, path: str, old_string: str, new_string: str, replace_all: bool = False
 ) -> Generator[Any, None, ToolResult]:
-    """Replace text in a file; not with sed.
+    """Replace text in a file.
 
     path: file
     old_string: the text to replace, exactly as in the file without line numbers, and long enough
@@ -94,7 +94,12 @@ def edit(
         raise ToolError(f"old_string and new_string are the same in {name}: nothing to do")
     many = f" in {count} places" if count > 1 else ""
     changes, notes = yield from replace_text(ctx, target, known, file, text)
-    done = f"Edited {name}{many}{lines_of(changes)}.{notes}\n{shortened(changes)}"
+    place = lines_of(changes)
+    done = f"Edited {name}{many}{place}.{notes}"
+    # A model knows the text that it gave. It is shown what was written otherwise, and what others have changed
+    is_as_given = text == file.restored(own.replace(old, new))
+    if file.has_changed or not is_as_given or not place:
+        done += f"\n{shortened(changes)}"
     return ToolResult(done, details={"diff": changes, "path": str(target)})
 
 

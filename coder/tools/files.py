@@ -39,13 +39,12 @@ IMAGE = (
 
 @tool(concurrent=True, permission="read", default="allow", asks_itself=True, slips=slips.READ)
 def read(
-    ctx: ToolContext, path: str, offset: int = 1, limit: int = MAX_LINES
+    ctx: ToolContext, path: str, offset: int = 0, limit: int = MAX_LINES
 ) -> Generator[Any, None, ToolResult]:
-    """Read a text file: its lines as `number<TAB>text`, up to 2000 lines or 28,000 characters at once; the
-    end says how to go on.
+    """Read a text file, up to 2000 lines or 28,000 characters at once; the end says how to go on.
 
     path: file, absolute or in the workspace
-    offset: first line to read, from 1
+    offset: first line; with it lines come as number<TAB>text
     limit: number of lines
     """
     path, line = paths.meant(ctx, path)
@@ -54,7 +53,8 @@ def read(
     yield from ctx.ask("read", name)
     if target.is_dir():
         return _list(target, path)
-    first = line if line and offset == 1 else offset
+    first = offset or line or 0
+    is_numbered = first != 0
     wanted = min(max(1, limit), MAX_LINES)
     with paths.naming_near(ctx, path):
         file = workspace.opened(target, name)
@@ -77,7 +77,10 @@ def read(
     if first > total:
         raise ToolError(f"offset {first} is past the end: the file has {total} lines")
     last = first + len(lines) - 1
-    text = "\n".join(f"{number}\t{line}" for number, line in enumerate(lines, first))
+    # Numbers cost a tenth of a file in every later request, so a whole file comes without
+    if is_numbered:
+        lines = [f"{number}\t{line}" for number, line in enumerate(lines, first)]
+    text = "\n".join(lines)
     if last < total:
         text += f"\n\n(lines {first}-{last} of {total}; use offset={last + 1} to go on)"
     return ToolResult(text, details={"lines": total})
@@ -134,8 +137,7 @@ def _page(pieces: Iterable[bytes], first: int, wanted: int) -> tuple[list[str], 
 
 @tool(permission="edit", default="ask", asks_itself=True, slips=slips.WRITE)
 def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, ToolResult]:
-    """Create a file or overwrite it whole. To change a part of a file use edit. A file that exists has
-    to be read first.
+    """Create a file, or overwrite one that was read before.
 
     path: file; missing folders are made
     content: the whole new content
@@ -161,7 +163,7 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
 
 @tool(concurrent=True, permission="read", default="allow", slips=slips.LS)
 def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
-    """List a folder: folders with /, links with ->, at most 500 entries.
+    """List a folder.
 
     path: folder, default the workspace
     """

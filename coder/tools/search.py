@@ -44,8 +44,7 @@ def grep(
     context: int = 0,
     limit: int = MAX_MATCHES,
 ) -> Generator[Any, None, ToolResult]:
-    """Search file contents with a regular expression: `path:line:text` per match. Ignored, binary and
-    secret files are skipped.
+    """Search file contents with a regular expression: the path of each file, then `line:text` per match.
 
     pattern: regular expression
     path: file or folder, default the workspace
@@ -103,7 +102,8 @@ class Excerpt:
     def __init__(self, most: int) -> None:
         self.most = most
         self.shown = 0
-        self.lines: list[str] = []  # with a -- between groups
+        self.lines: list[str] = []  # below the name of their file; with a -- between groups
+        self._file = ""  # of the last line
         self.matches = Counter[str]()  # by file
         self.is_cut = False
         self.is_counted_in_part = False
@@ -114,16 +114,23 @@ class Excerpt:
         for line in found:
             self.matches[line.name] += line.is_match
             if self.shown < self.most:
-                if line.begins_group and self.lines:
-                    self.lines.append("--")
-                self.lines.append(str(line))
-                self.shown += 1
+                self._show(line)
                 continue
             self.is_cut = True
             deadline = deadline or time.monotonic() + COUNT_SECONDS
             if time.monotonic() > deadline:
                 self.is_counted_in_part = True
                 return
+
+    def _show(self, line: Line) -> None:
+        if line.name != self._file:
+            # A name may look like a line of a file; what follows an empty line is a name
+            self.lines += ["", line.name] if self.lines else [line.name]
+            self._file = line.name
+        elif line.begins_group:
+            self.lines.append("--")
+        self.lines.append(str(line))
+        self.shown += 1
 
     def text(self) -> str:
         return "\n".join(self.lines)
@@ -146,10 +153,10 @@ class Excerpt:
 
 @tool(concurrent=True, permission="read", default="allow", slips=slips.GLOB)
 def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None, ToolResult]:
-    """Find files by name, newest first, at most 200. Ignored files are skipped.
+    """Find files by name, newest first.
 
     pattern: e.g. *.py (at any depth) or src/**/*.ts
-    path: folder to look in, default the workspace
+    path: folder, default the workspace
     """
     path, _ = paths.meant(ctx, path)
     target = yield from workspace.to_read(ctx, path)

@@ -73,8 +73,9 @@ class Line(NamedTuple):
     begins_group: bool
 
     def __str__(self) -> str:
+        """Without the name, which stands once above the lines of a file."""
         mark = ":" if self.is_match else "-"
-        return f"{self.name}{mark}{self.number}{mark}{self.text}"
+        return f"{self.number}{mark}{self.text}"
 
 
 class Search:
