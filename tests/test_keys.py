@@ -504,10 +504,9 @@ def test_files_that_are_too_long_together_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in "abc":
-        Path(name).write_text("word\n" * (1 + 20 * (name == "b")))
-    monkeypatch.setattr("coder.cli.attach.MAX_TEXT", 50)
-    text, _, notes = attach("see @a @b @c", ToolContext(tmp_path, Abort()))
+    for name, lines in {"a": 1, "b": 21, "c": 1}.items():
+        Path(name).write_text("word\n" * lines)
+    text, _, notes = attach("see @a @b @c", ToolContext(tmp_path, Abort()), most=50)
     assert notes == ["a (1 line)", "not b (more than 50 characters in all)", "c (1 line)"]
     assert text.count("<attached") == 2
 
