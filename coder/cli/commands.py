@@ -17,8 +17,8 @@ from coder.cli.input import Leave
 from coder.cli.keys import silent_keys
 from coder.cli.process import defer_sigint, needed, optional
 from coder.cli.questions import exact_diff
-from coder.cli.screen import one_line
 from coder.cli.settings import ConfigError
+from coder.cli.text_rows import one_line
 from coder.cli.wording import by_number, count, first_of, plural, session_line, tokens, words_of
 from coder.history import text_of
 from coder.providers.errors import happened
