@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import shutil
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from coder.cli import settings
 from coder.cli.main import Flags
@@ -33,20 +34,25 @@ def _print(text: str) -> None:
 def config(words: Sequence[str]) -> int:
     """Print each setting with its value and its source, in the form of a .env."""
     _flags("config", "All settings, in the form of ~/.config/coder/.env.").parse_args(words)
-    problem, server, sources = "", settings.ENVIRONMENT, settings.read_sources(Path.cwd())
+    problem = ""
+    server = settings.ENVIRONMENT
+    sources = settings.read_sources(Path.cwd())
     try:
         server = settings.server_place(sources)
         settings.load(Path.cwd())
     except settings.ConfigError as error:
         problem = f"# Missing or wrong: {error}\n"
-    found = settings.choose(sources, server)
+    chosen = settings.choose(sources, server)
     _print(f"# For {settings.config_folder()}/.env, which only you should be able to read")
     for name, setting in settings.SETTINGS.items():
-        text, place = found.get(name, ("", ""))
-        _print(f"# {setting.help}{f'; from {place}' if place else ''}")
-        text = shown_url(text) if name == "OPENAI_BASE_URL" else text
-        is_hidden = text and name in settings.SECRET
-        _print(f"# {name}=(not shown)" if is_hidden else settings.env_line(name, text))
+        text, source = chosen.get(name, ("", ""))
+        _print(f"# {setting.help}; from {source}" if source else f"# {setting.help}")
+        if name == "OPENAI_BASE_URL":
+            text = shown_url(text)
+        if text and name in settings.SECRET:
+            _print(f"# {name}=(not shown)")
+        else:
+            _print(settings.env_line(name, text))
     path = settings.config_folder() / "mcp.json"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         _print(f"# MCP servers: {', '.join(json.loads(path.read_text())['mcpServers'])} ({path})")
@@ -80,6 +86,25 @@ def demo(words: Sequence[str]) -> int:
 
 def sessions(words: Sequence[str]) -> int:
     """List, search, fork and remove what was kept."""
+    given = _read_sessions_words(words)
+    with _open_store("sessions") as store:
+        if given.verb == "list":
+            return _list(store, given.all, given.json)
+        if given.verb == "search":
+            return _search(store, " ".join(given.words), given.json)
+        # All are found before one goes: numbers are those of the list
+        for info in [store.find(which, str(Path.cwd())) for which in given.words]:
+            if given.verb == "fork":
+                from coder.sessions.recorder import fork
+
+                _print(fork(store, info.id))
+            else:
+                store.remove(info.id)
+                _print(f"removed {_line(info)}")
+    return 0
+
+
+def _read_sessions_words(words: Sequence[str]) -> argparse.Namespace:
     flags = _flags("sessions", "The conversations that were kept on this machine.")
     verb = "list (default), search WORDS, fork WHICH (prints the copy's ID), rm WHICH"
     verbs = ("list", "search", "fork", "rm")
@@ -94,28 +119,7 @@ def sessions(words: Sequence[str]) -> int:
         flags.error(f"{given.verb} takes {'no words' if given.words else 'words'}")
     if given.json and given.verb not in ("list", "search"):
         flags.error(f"--json is for list and search, not for {given.verb}")
-    with _open_store("sessions") as store:
-        if given.verb == "list":
-            return _list(store, given.all, given.json)
-        if given.verb == "search":
-            found = store.search(" ".join(given.words))
-            if given.json:
-                _print_json([asdict(info) | {"snippet": snippet} for info, snippet in found])
-                return 0 if found else 1
-            below = "\n    " if sys.stdout.isatty() else "  "  # a program reads rows
-            for info, snippet in found:
-                _print(f"{_line(info)}{below}{snippet}")
-            return 0 if found else 1
-        # All are found before one goes: numbers are those of the list
-        for info in [store.find(each, str(Path.cwd())) for each in given.words]:
-            if given.verb == "fork":
-                from coder.sessions.recorder import fork
-
-                _print(fork(store, info.id))
-            else:
-                store.remove(info.id)
-                _print(f"removed {_line(info)}")
-    return 0
+    return given
 
 
 @contextlib.contextmanager
@@ -136,17 +140,32 @@ def _print_json(value: list[dict[str, Any]]) -> None:
 def _list(store: Store, of_all: bool, as_json: bool) -> int:
     infos = store.sessions(None if of_all else str(Path.cwd()))
     if as_json:
-        numbers = [{} if of_all else {"number": number} for number in range(1, len(infos) + 1)]
-        _print_json([number | asdict(info) for number, info in zip(numbers, infos)])
+        rows = [asdict(info) for info in infos]
+        if not of_all:  # which `-r` takes
+            rows = [{"number": number} | row for number, row in enumerate(rows, 1)]
+        _print_json(rows)
         return 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for number, info in enumerate(infos, 1):
-        head = f"{number:>3}  "  # which `-r` takes
-        _print(_line(info) if of_all else session_line(info, head, f"  {info.id}", width))
+        if of_all:
+            _print(_line(info))
+        else:
+            _print(session_line(info, head=f"{number:>3}  ", tail=f"  {info.id}", width=width))
     if not infos:
-        where = "" if of_all else " of this folder; --all lists those of others"
-        sys.stderr.write(f"There is no conversation{where}.\n")
+        hint = "" if of_all else " of this folder; --all lists those of others"
+        sys.stderr.write(f"There is no conversation{hint}.\n")
     return 0
+
+
+def _search(store: Store, words: str, as_json: bool) -> int:
+    hits = store.search(words)
+    if as_json:
+        _print_json([asdict(info) | {"snippet": snippet} for info, snippet in hits])
+    else:
+        below = "\n    " if sys.stdout.isatty() else "  "  # a program reads rows
+        for info, snippet in hits:
+            _print(f"{_line(info)}{below}{snippet}")
+    return 0 if hits else 1
 
 
 def _line(info: SessionInfo) -> str:
@@ -161,9 +180,9 @@ def export(words: Sequence[str]) -> int:
     """Print a conversation as users read it, without secrets."""
     flags = _flags("export", "A conversation as readable text.")
     flags.add_argument("id", help="see `coder sessions`")
-    flags.add_argument("--format", choices=("md", "html", "json"), default="md")
-    given = flags.parse_args(words)
     module = needed("coder.sessions.export", "export")
+    flags.add_argument("--format", choices=get_args(module.Format), default="md")
+    given = flags.parse_args(words)
     redactor = module.redactor(*settings.secrets(settings.read_sources(Path.cwd())))
     with _open_store("export") as store:
         info = store.find(given.id, str(Path.cwd()))

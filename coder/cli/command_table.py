@@ -1,0 +1,146 @@
+"""The table of a session's commands: how they are declared, found, completed and run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from coder.cli.process import optional
+from coder.cli.settings import ConfigError
+from coder.types import CoderError
+
+if TYPE_CHECKING:
+    from coder.cli.repl import Repl
+    from coder.extend.plugins import Command as PluginCommand
+    from coder.extend.prompt_files import PromptFile
+
+Entries = list[str]  # what a command wants to be done as if it had been entered
+Words = Callable[[Any], Iterable[str]]  # what can follow a command of this CommandTable
+Method = TypeVar("Method", bound=Callable[..., Entries | None])
+
+
+def no_words(table: CommandTable) -> Sequence[str]:
+    return ()
+
+
+class Command(NamedTuple):
+    """`run` takes what follows the name."""
+
+    help: str
+    run: Callable[..., Entries | None]
+    words: Words = no_words
+
+
+COMMANDS: dict[str, Command] = {}  # the built-in ones, whose `run` is a method of a CommandTable
+ALIASES: dict[str, str] = {}
+PROMPTS = {"init", "review"}  # only enter a text: a file of this name is used instead
+
+
+def command(names: str, text: str, words: Words = no_words) -> Callable[[Method], Method]:
+    """Declare a method as the command with these names (further ones are aliases) and help."""
+    name, *aliases = names.split()
+
+    def declare(method: Method) -> Method:
+        COMMANDS[name] = Command(text, method, words)
+        ALIASES.update(dict.fromkeys(aliases, name))
+        return method
+
+    return declare
+
+
+class CommandTable:
+    """The built-in commands, and after them those of plugins and files."""
+
+    def __init__(self, repl: Repl) -> None:
+        self.repl = repl
+        self.app = repl.app
+        self.screen = repl.screen
+        self.conversation = repl.conversation
+        self.known: dict[str, Command] = {}
+        for name, built_in in COMMANDS.items():
+            self.known[name] = built_in._replace(run=partial(built_in.run, self))
+        added: dict[str, Command] = {}
+        for file in self.app.prompt_files.commands.values() if self.app.prompt_files else ():
+            about = f"{file.description} (this project)" if file.digest else file.description
+            added[file.name] = Command(about, partial(self._run_file, file))
+            if file.name in PROMPTS:
+                del self.known[file.name]
+        for plugin in self.app.plugins.commands if self.app.plugins else ():
+            added[plugin.name] = Command(plugin.help, partial(self._run_plugin, plugin))
+        for name in added.keys() & {*self.known, *ALIASES}:
+            self.app.notices.append(f"The added command /{name} is ignored: the name is taken.")
+            del added[name]
+        self.known |= added
+
+    def run(self, name: str, argument: str) -> Entries:
+        """Do it; returns entries that it wants to be done."""
+        try:
+            return self._find(name).run(argument) or []
+        except (CoderError, ConfigError) as error:
+            self.warn(str(error))
+            return []
+
+    def _find(self, name: str) -> Command:
+        found = self.known.get(ALIASES.get(name, name))
+        if found:
+            return found
+        near = get_close_matches(name.lower(), [*self.known, *ALIASES], 1)
+        hint = f"did you mean /{near[0]}?" if near else "/help lists them."
+        raise ConfigError(f"There is no command /{name}; {hint}")
+
+    def warn(self, text: str) -> None:
+        self.screen.line(text, "yellow")
+
+    def note(self, text: str) -> None:
+        self.screen.line(text, "dim")
+
+    # -- completion
+
+    def complete(self, before: str, word: str) -> list[str]:
+        """What the word after `before` on the line can become: a path after @, a command, or what
+        can follow one."""
+        attach = optional("coder.cli.attach")
+        paths: list[str] | None = attach.complete_path(before, word) if attach else None
+        if paths is not None:
+            return paths
+        line = re.fullmatch(r"\s*/([\w?-]+)\s+(.*)", before)
+        if line:
+            begun = line[2]
+            known = self.known.get(ALIASES.get(line[1], line[1]))
+            words = known.words(self) if known else ()
+            return [f"{text[len(begun) :]} " for text in beginning(words, begun + word)]
+        if word.startswith("/") and not before.strip():
+            return [f"/{name} " for name in beginning([*self.known, *ALIASES], word[1:])]
+        return []
+
+    # -- commands of plugins and files
+
+    def _run_plugin(self, plugin: PluginCommand, argument: str) -> None:
+        try:
+            self.screen.line(str(plugin.function(argument) or ""))
+        except Exception as error:
+            self.warn(f"/{plugin.name} failed: {type(error).__name__}: {error}")
+
+    def _run_file(self, file: PromptFile, argument: str) -> Entries:
+        if file.answer != "yes" and not self.trust([file]):
+            return []
+        # Of several lines: nothing in it is taken for a command
+        return [f"{file.filled(argument)}\n"]
+
+    def trust(self, files: Sequence[PromptFile]) -> bool:
+        """Ask whether these of the project may instruct the model, if there are any."""
+        prompt_files = self.app.prompt_files
+        if not prompt_files or not files:
+            return False
+        allowed = self.repl.prompter.ask_trust(prompt_files, files)
+        if allowed:
+            self.app.set_prompt()
+        return allowed
+
+
+def beginning(words: Iterable[str], begun: str) -> list[str]:
+    """Those of the words that begin like this."""
+    return [word for word in words if word.lower().startswith(begun.lower())]
