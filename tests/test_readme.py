@@ -278,7 +278,7 @@ def test_the_tables_of_commands_are_the_program() -> None:
     repl: Any = SimpleNamespace(
         app=SimpleNamespace(plugins=plugins, prompt_files=None), conversation=None, screen=None
     )
-    known = Commands(repl).known
+    known = Commands(repl).table
     assert shown == set(known)
     second = PAGES["README.md"].split("\n| command |")[2].split("\n\n")[0]
     subcommands = set(re.findall(r"^\| `coder ([a-z]+)", second, re.M))

@@ -1,4 +1,5 @@
-"""The clipboard: a program of the desktop's or of tmux, else the terminal itself (OSC 52), which works over ssh, too.
+"""The clipboard: a program of the desktop or of tmux, else the terminal itself (OSC 52), which
+works over ssh, too.
 
 Whether a terminal takes OSC 52 cannot be known, so that both are tried, and the message does not
 promise it.

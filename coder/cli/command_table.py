@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 Entries = list[str]  # what a command wants to be done as if it had been entered
 Words = Callable[[Any], Iterable[str]]  # what can follow a command of this CommandTable
-Method = TypeVar("Method", bound=Callable[..., Entries | None])
+Run = Callable[..., Entries | None]
+Method = TypeVar("Method", bound=Run)
 
 
 def no_words(table: CommandTable) -> Sequence[str]:
@@ -27,14 +28,14 @@ def no_words(table: CommandTable) -> Sequence[str]:
 
 
 class Command(NamedTuple):
-    """`run` takes what follows the name."""
+    """`run` takes a CommandTable and what was typed after the name."""
 
     help: str
-    run: Callable[..., Entries | None]
+    run: Run
     words: Words = no_words
 
 
-COMMANDS: dict[str, Command] = {}  # the built-in ones, whose `run` is a method of a CommandTable
+COMMANDS: dict[str, Command] = {}  # the built-in ones
 ALIASES: dict[str, str] = {}
 PROMPTS = {"init", "review"}  # only enter a text: a file of this name is used instead
 
@@ -59,35 +60,35 @@ class CommandTable:
         self.app = repl.app
         self.screen = repl.screen
         self.conversation = repl.conversation
-        self.known: dict[str, Command] = {}
-        for name, built_in in COMMANDS.items():
-            self.known[name] = built_in._replace(run=partial(built_in.run, self))
+        self.table = dict(COMMANDS)
         added: dict[str, Command] = {}
         for file in self.app.prompt_files.commands.values() if self.app.prompt_files else ():
             about = f"{file.description} (this project)" if file.digest else file.description
-            added[file.name] = Command(about, partial(self._run_file, file))
+            added[file.name] = Command(about, partial(CommandTable._run_file, file=file))
             if file.name in PROMPTS:
-                del self.known[file.name]
+                del self.table[file.name]
         for plugin in self.app.plugins.commands if self.app.plugins else ():
-            added[plugin.name] = Command(plugin.help, partial(self._run_plugin, plugin))
-        for name in added.keys() & {*self.known, *ALIASES}:
+            added[plugin.name] = Command(
+                plugin.help, partial(CommandTable._run_plugin, plugin=plugin)
+            )
+        for name in added.keys() & {*self.table, *ALIASES}:
             self.app.notices.append(f"The added command /{name} is ignored: the name is taken.")
             del added[name]
-        self.known |= added
+        self.table |= added
 
     def run(self, name: str, argument: str) -> Entries:
         """Do it; returns entries that it wants to be done."""
         try:
-            return self._find(name).run(argument) or []
+            return self._find(name).run(self, argument) or []
         except (CoderError, ConfigError) as error:
             self.warn(str(error))
             return []
 
     def _find(self, name: str) -> Command:
-        found = self.known.get(ALIASES.get(name, name))
-        if found:
-            return found
-        near = get_close_matches(name.lower(), [*self.known, *ALIASES], 1)
+        entry = self.table.get(ALIASES.get(name, name))
+        if entry:
+            return entry
+        near = get_close_matches(name.lower(), [*self.table, *ALIASES], 1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists them."
         raise ConfigError(f"There is no command /{name}; {hint}")
 
@@ -109,22 +110,22 @@ class CommandTable:
         line = re.fullmatch(r"\s*/([\w?-]+)\s+(.*)", before)
         if line:
             begun = line[2]
-            known = self.known.get(ALIASES.get(line[1], line[1]))
-            words = known.words(self) if known else ()
+            entry = self.table.get(ALIASES.get(line[1], line[1]))
+            words = entry.words(self) if entry else ()
             return [f"{text[len(begun) :]} " for text in beginning(words, begun + word)]
         if word.startswith("/") and not before.strip():
-            return [f"/{name} " for name in beginning([*self.known, *ALIASES], word[1:])]
+            return [f"/{name} " for name in beginning([*self.table, *ALIASES], word[1:])]
         return []
 
     # -- commands of plugins and files
 
-    def _run_plugin(self, plugin: PluginCommand, argument: str) -> None:
+    def _run_plugin(self, argument: str, plugin: PluginCommand) -> None:
         try:
             self.screen.line(str(plugin.function(argument) or ""))
         except Exception as error:
             self.warn(f"/{plugin.name} failed: {type(error).__name__}: {error}")
 
-    def _run_file(self, file: PromptFile, argument: str) -> Entries:
+    def _run_file(self, argument: str, file: PromptFile) -> Entries:
         if file.answer != "yes" and not self.trust([file]):
             return []
         # Of several lines: nothing in it is taken for a command

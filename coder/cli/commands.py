@@ -29,11 +29,11 @@ from coder.types import Aborted, Message, ModelError, Reasoning
 class Commands(CommandTable):
     """A method takes what was typed after the command."""
 
-    listed: list[str] | None = None  # models, as candidates
+    _listed: list[str] | None = None  # models, as candidates
 
     @command("help ?", "this list")
     def help(self, argument: str) -> None:
-        rows = {f"/{name}": known.help for name, known in self.known.items()}
+        rows = {f"/{name}": entry.help for name, entry in self.table.items()}
         for key, text in (rows | wording.KEYS).items():
             self.screen.line(text, head=f"  {key:<12} ")
         self.screen.line(wording.WORKING)
@@ -45,10 +45,11 @@ class Commands(CommandTable):
         self.conversation.begin()
         self.note("A new conversation.")
 
+    def _titles(self) -> list[str]:
+        return [info.title or info.id for info in self.conversation.resumable()]
+
     @command(
-        "resume sessions",
-        "continue an older one: /resume [WHICH] (also /sessions)",
-        words=lambda table: table.titles(),
+        "resume sessions", "continue an older one: /resume [WHICH] (also /sessions)", words=_titles
     )
     def resume(self, argument: str) -> None:
         infos = self.conversation.resumable()
@@ -66,9 +67,6 @@ class Commands(CommandTable):
             self.screen.line()
             self.repl.replay()
 
-    def titles(self) -> list[str]:
-        return [info.title or info.id for info in self.conversation.resumable()]
-
     def _ending(self, session_id: str) -> str:
         """The last question and the beginning of its answer."""
         question, answer = self.conversation.store.ending(session_id)
@@ -83,9 +81,11 @@ class Commands(CommandTable):
 
     # -- who works, and what is allowed
 
-    @command(
-        "model", "show or change the model: /model [NAME]", words=lambda table: table.list_models()
-    )
+    def _list_models(self) -> list[str]:
+        self._listed = self._listed or self._models("", do_not_report)
+        return self._listed
+
+    @command("model", "show or change the model: /model [NAME]", words=_list_models)
     def model(self, argument: str) -> None:
         name = self._find_model(argument)
         if name:
@@ -94,12 +94,12 @@ class Commands(CommandTable):
         self.screen.line(f"{self.app.model.name} at {self.app.settings.host}")
 
     def _find_model(self, wanted: str) -> str:
-        """The model with this name or a part of it; if several fit, the user chooses. "" for none."""
+        """The model with this name or a part of it; if several fit, the user chooses. "": none."""
         names = self._models(wanted, self.note)
         fitting = [name for name in names if wanted.lower() in name.lower()]
         if len(fitting) > 1 and wanted not in names:
-            now = self.app.model.name
-            rows = [(f"* {name}" if name == now else f"  {name}", "") for name in fitting]
+            marks = {self.app.model.name: "*"}
+            rows = [(f"{marks.get(name, ' ')} {name}", "") for name in fitting]
             chosen = self.repl.prompter.choose(fitting, rows, "number or name: ")
             return self._find_model(chosen) if chosen else ""  # a part of a name will do here, too
         if not wanted or not names:
@@ -108,10 +108,6 @@ class Commands(CommandTable):
             self.note(f"The server does not list it; nearest: {first_of(names, 3)}.")
             return wanted
         return fitting[0]
-
-    def list_models(self) -> list[str]:
-        self.listed = self.listed or self._models("", do_not_tell)
-        return self.listed
 
     def _models(self, near: str, report: Callable[[str], object]) -> list[str]:
         """Those that the server names, the nearest to a name first; [] if it names none."""
@@ -159,13 +155,14 @@ class Commands(CommandTable):
 
     @command("permissions", "list all permission rules")
     def permissions(self, argument: str) -> None:
-        known = self.app.permissions
+        active = self.app.permissions
+        rules = active.rules + active.agent + active.flags + active.workspace + active.memory
         self.screen.line(wording.RULES)
-        for rule in [*known.rules, *known.agent, *known.flags, *known.workspace, *known.memory]:
+        for rule in rules:
             exactly = "exactly " if rule.is_exact else ""
             text = f"{rule.permission}: {exactly}{rule.pattern}  ({rule.source})"
             self.screen.line(text, head=f"  {rule.action:<6} ")
-        if known.yolo:
+        if active.yolo:
             self.warn("  All other questions are answered yes (yolo).")
 
     @command("yolo", "answer all questions with yes; again: ask")
@@ -385,5 +382,5 @@ class Commands(CommandTable):
         raise Leave(0)
 
 
-def do_not_tell(text: str) -> None:
+def do_not_report(text: str) -> None:
     pass

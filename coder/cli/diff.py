@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
-from itertools import groupby
+from itertools import chain, groupby
 
 from coder.cli.text_rows import Parts
 from coder.permissions.sanitize import strip_controls
@@ -28,29 +28,30 @@ def diff_rows(changes: str, shown: Callable[[str], str] = strip_controls) -> lis
     if changes.startswith("--- ") and "\n--- " not in changes:
         lines = lines[2:]
     rows: list[Parts] = []
-    for is_change, group in groupby(signed_rows(lines, shown), lambda row: row[0] in ("-", "+")):
-        if not is_change:
-            rows += [row for _, row in group]
-            continue
-        changed = list(group)
-        removed = [row for sign, row in changed if sign == "-"]
-        added = [row for sign, row in changed if sign == "+"]
+    for _, group in groupby(signed_rows(lines, shown), key=is_change):
+        by_sign: dict[str, list[Parts]] = {"-": [], "+": []}  # those removed come first
+        for sign, row in group:
+            by_sign.setdefault(sign, []).append(row)
         if mark_words:
-            for before, after in zip(removed, added):
+            for before, after in zip(by_sign["-"], by_sign["+"]):
                 _mark_words(before, after)
-        rows += removed + added
+        rows += chain.from_iterable(by_sign.values())
     return rows
 
 
+def is_change(signed_row: tuple[str, Parts]) -> bool:
+    return bool(signed_row[0])
+
+
 def signed_rows(lines: Sequence[str], shown: Callable[[str], str]) -> Iterator[tuple[str, Parts]]:
-    """Each row with its sign: "-", "+" or " " for a line of a file, "" for all others.
+    """Each row with its sign: "-" or "+" if it is a changed line, "" for all others.
 
     The length of a hunk decides, so that no line of a file is taken for a header.
     """
     old = new = 0  # the numbers of the next lines
     old_end = new_end = 0  # those after the hunk
     for line in lines:
-        sign = line[:1]
+        sign = line[:1] or " "  # an empty line is one of the context
         text = shown(line[1:].expandtabs(4))
         hunk = HUNK.match(line)
         if sign == "-" and old < old_end:
@@ -59,8 +60,8 @@ def signed_rows(lines: Sequence[str], shown: Callable[[str], str]) -> Iterator[t
         elif sign == "+" and new < new_end:
             yield sign, _row(new, sign, text)
             new += 1
-        elif sign in ("", " ") and new < new_end:
-            yield " ", _row(new, " ", text)
+        elif sign == " " and new < new_end:
+            yield "", _row(new, sign, text)
             old += 1
             new += 1
         elif hunk:

@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,6 @@ from coder.cli.line_editor import (
     PASTE,
     SHIFT_TAB,
     WITHOUT_WIDTH,
-    Candidates,
     LineEditor,
 )
 from coder.cli.process import begin_exit, handling
@@ -49,10 +48,6 @@ class Leave(SystemExit):
     """Leave the session with this exit code."""
 
 
-def unchanged(text: str) -> str:
-    return text
-
-
 def do_nothing() -> None:
     pass
 
@@ -61,31 +56,25 @@ def no_label() -> str:
     return ""
 
 
-def no_candidates(before: str, word: str) -> Sequence[str]:
-    return ()
-
-
-class Keyboard:
-    """Lines from the terminal. `history` is a file."""
+class Keyboard(LineEditor):
+    """Lines from the terminal as entries and answers. `history` is a file."""
 
     def __init__(self, history: Path) -> None:
+        super().__init__(history)
         self.early: list[str] = []  # prefilled at the next prompts, one text at each
-        self.redact: Callable[[str], str] = unchanged  # what is saved
         self.paused: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         self.stop_run: Callable[[], object] = do_nothing  # at Esc in place of an answer
         self.label: Callable[[], str] = no_label  # in front of the prompt's mark
-        self.candidates: Candidates = no_candidates
         # Times (monotonic)
         self._pressed = keys.LONG_AGO  # when Ctrl+C last stopped a run or did nothing
         self._unseen_until = keys.LONG_AGO  # until then another Ctrl+C is meant for the run, too
         self._is_dumb = os.environ.get("TERM", "dumb") == "dumb"
-        self._editor = LineEditor(history, lambda before, word: self.candidates(before, word))
 
     # -- entries
 
     def entries(self) -> Iterator[str]:
         """What the user enters, until Ctrl+D. Raises Leave."""
-        typed = keys.waiting_keys(0) if self._editor.module else ""  # before the program ran
+        typed = keys.waiting_keys(0) if self.readline else ""  # before the program ran
         if typed.endswith("\n"):
             keys.send(re.sub(WITHOUT_WIDTH, "", self._prompt()) + typed)
             self.remember([typed.strip()])
@@ -93,7 +82,7 @@ class Keyboard:
         elif typed:
             self.early.append(typed)
         # Without ICRNL, Enter before a prompt is no Ctrl+J
-        with keys.tty_flags(off="ICRNL" if self._editor.module else ""):
+        with keys.tty_flags(off="ICRNL" if self.readline else ""):
             while True:
                 try:
                     yield self._entry()
@@ -110,7 +99,7 @@ class Keyboard:
         key = OWN_KEY.search(text)
         if key:
             return self._do_key(key[0], text)
-        text = self._editor.unfold(text)
+        text = self.unfold(text)
         if "\n" not in text:  # no mark in what was pasted means anything
             text = self._read_on(text.strip())
         self.remember([text])
@@ -122,7 +111,7 @@ class Keyboard:
             keys.send(erasure(self._prompt() + text.replace(key, "^X") + "\n"))
         text = text.replace(key, "")
         if key == CTRL_G:
-            self.edit(self._editor.unfold(text))
+            self.edit(self.unfold(text))
             return self._entry()
         self.early.insert(0, text)
         return MODE if key == SHIFT_TAB else BACK
@@ -132,16 +121,16 @@ class Keyboard:
         is_quoted = text.startswith('"""')
         with contextlib.suppress(EOFError):  # Ctrl+D ends the entry
             while is_quoted and not text[3:].rstrip().endswith('"""'):
-                text += "\n" + self._editor.unfold(self._line(MORE))
+                text += "\n" + self.unfold(self._line(MORE))
             while text.endswith("\\"):
-                text = text[:-1] + "\n" + self._editor.unfold(self._line(MORE))
+                text = text[:-1] + "\n" + self.unfold(self._line(MORE))
         text = OWN_KEY.sub("", text)
         return text.rstrip()[3:].removesuffix('"""').strip() if is_quoted else text
 
     def _prompt(self) -> str:
         mark = ">" if self._is_dumb else "❯"
         text = f"{self.label()} {mark} ".lstrip()
-        if self._is_dumb or not self._editor.module:
+        if self._is_dumb or not self.readline:
             return text
         if not os.environ.get("NO_COLOR"):
             text = YOLO.sub(YELLOW_YOLO, text)
@@ -153,16 +142,16 @@ class Keyboard:
         Raises EOFError, KeyboardInterrupt, Leave.
         """
         is_prefilled = takes_early and bool(self.early)
-        if is_prefilled and not self._editor.can_prefill:  # shown above; the others wait
+        if is_prefilled and not self.can_prefill:  # shown above; the others wait
             keys.send(f"{strip_controls(self.early.pop(0))}\n")
             is_prefilled = False
-        self._editor.prefill(self.early[0] if is_prefilled else "", ctrl_j="self-insert")
+        self.prefill(self.early[0] if is_prefilled else "", ctrl_j="self-insert")
         try:
-            with self._editor.reading(prompt, presses=2):
+            with self.reading(prompt, presses=2):
                 line = input(prompt).replace(PASTE, "")
         except KeyboardInterrupt:
             sys.stdout.write("\n")
-            if not self._editor.line_so_far():
+            if not self.line_so_far():
                 self._leave_or_warn()
             elif is_prefilled:
                 del self.early[0]
@@ -195,18 +184,10 @@ class Keyboard:
         """Let the user's editor change the text. It is shown at the next prompt, or returned if
         nothing can be prefilled."""
         text = edited(text)
-        if not self._editor.module:
+        if not self.readline:
             return [text] if text else []
         self.early.insert(0, text)
         return []
-
-    def remember(self, entries: Sequence[str]) -> None:
-        """Put these entries into the history, but not the newest one again."""
-        self._editor.remember(entries)
-
-    def close(self) -> None:
-        """Save the history."""
-        self._editor.save_history(self.redact)
 
     # -- questions
 
@@ -227,7 +208,7 @@ class Keyboard:
         with self.paused(), handling(signal.SIGINT, press), keys.tty_flags(on="ECHO"):
             try:
                 self._keep_early_keys()
-                if (letters or words) and self._editor.module and not self._is_dumb:
+                if (letters or words) and self.readline and not self._is_dumb:
                     return self._answer_by_key(prompt, letters, words)
                 return self._answer_line(prompt)
             except (EOFError, KeyboardInterrupt):
@@ -244,13 +225,13 @@ class Keyboard:
             self.early.append(text)
 
     def _answer_line(self, prompt: str, begun: str = "") -> str:
-        self._editor.prefill(begun, ctrl_j="accept-line")
-        if begun and self._editor.is_libedit:
+        self.prefill(begun, ctrl_j="accept-line")
+        if begun and self.is_libedit:
             keys.send(prompt + begun)
             with keys.tty_flags(on="ICRNL"):
                 return f"{begun}{sys.stdin.readline()}".strip()
-        with self._editor.reading(prompt, presses=1):
-            text = self._editor.unfold(input(prompt).replace(PASTE, ""))
+        with self.reading(prompt, presses=1):
+            text = self.unfold(input(prompt).replace(PASTE, ""))
         key = OWN_KEY.search(text)
         if not key:
             # A paste is no yes

@@ -113,7 +113,7 @@ def _attributes() -> list[Any] | None:
 
 
 def _apply(wanted: list[Any]) -> None:
-    """Set the modes. In the background that would stop the program; and the terminal may be gone."""
+    """Set the modes. In the background that would stop the program; the terminal may be gone."""
     with contextlib.suppress(OSError, ValueError, termios.error):
         if _is_in_front():
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, wanted)
@@ -191,7 +191,8 @@ def end_with_terminal() -> None:
 
 
 class Keys:
-    """The terminal's bytes as keys: a character, a control character or a sequence; PASTED and a character."""
+    """The terminal's bytes as keys: a character, a control character or a sequence; in a paste,
+    PASTED and a character."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

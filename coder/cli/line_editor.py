@@ -53,50 +53,57 @@ MAX_HISTORY = 1000
 # In the history's file: a newline of an entry, and what is between it and its folder
 NEWLINE = "\x1e"
 FOLDER = "\x1f"
-MARGIN = 4  # rows of the screen that stay free beside a folded text or a list of candidates
+MARGIN = 4  # rows of the screen that stay free next to a folded text or a list of candidates
 
-# What a word can become, given the line before it and its beginning
-Candidates = Callable[[str, str], Iterable[str]]
+
+def unchanged(text: str) -> str:
+    return text
+
+
+def no_candidates(before: str, word: str) -> Sequence[str]:
+    return ()
 
 
 class LineEditor:
     """The readline module with the history, this folder's entries last. `history` is a file.
 
-    `module` is None if Python has none. libedit in its place drops what is prefilled.
+    `readline` is None if Python has none. libedit in its place drops what is prefilled.
     """
 
     is_libedit = False
 
-    def __init__(self, history: Path, candidates: Candidates) -> None:
+    def __init__(self, history: Path) -> None:
         keys.keep_modes()
         keys.take_utf8()
         self.history = history
         self.folder = str(Path.cwd())  # which a command may remove
-        self._candidates = candidates
+        self.redact: Callable[[str], str] = unchanged  # what is saved
+        # What a word can become, by the line before it and its beginning
+        self.candidates: Callable[[str, str], Iterable[str]] = no_candidates
         self._new: list[str] = []  # entries that the history's file does not have
         self._completions: list[str] = []
         self._near: list[str] = []  # candidates that do not begin with the word
         self._folded = Folded()
         self.unfold = self._folded.unfold
         self._held_esc: keys.HeldEsc | None = None
-        self.module = self._load_readline()
+        self.readline = self._load_readline()
 
     @property
     def can_prefill(self) -> bool:
-        return self.module is not None and not self.is_libedit
+        return self.readline is not None and not self.is_libedit
 
     def prefill(self, text: str, ctrl_j: str) -> None:
         """Let the next line begin with this text, and let Ctrl+J, with which a program may end an
         answer, call a function of readline's."""
-        if self.module is None:
+        if not self.readline:
             return
         text = self._folded.fold(strip_controls(text))
         # A C function as the hook: no signal is handled, and lost, in it
-        self.module.set_startup_hook(partial(self.module.insert_text, text) if text else None)
-        self.module.parse_and_bind(rf'"\C-j": {ctrl_j}')
+        self.readline.set_startup_hook(partial(self.readline.insert_text, text) if text else None)
+        self.readline.parse_and_bind(rf'"\C-j": {ctrl_j}')
 
     def line_so_far(self) -> str:
-        return self.module.get_line_buffer() if self.module else ""
+        return self.readline.get_line_buffer() if self.readline else ""
 
     @contextlib.contextmanager
     def reading(self, prompt: str, presses: int) -> Iterator[None]:
@@ -118,22 +125,22 @@ class LineEditor:
 
     def remember(self, entries: Sequence[str]) -> None:
         """Put these entries into the history, but not the newest one again."""
-        if self.module is None:
+        if not self.readline:
             return
         for entry in entries:
             line = self._folded.fold(entry)
-            length = self.module.get_current_history_length()
-            if entry and line != self.module.get_history_item(length):
-                _add_history(self.module, line)
+            length = self.readline.get_current_history_length()
+            if entry and line != self.readline.get_history_item(length):
+                _add_history(self.readline, line)
                 self._new.append(entry)
 
-    def save_history(self, redact: Callable[[str], str]) -> None:
+    def close(self) -> None:
         """Add to the history's file, which is private; a read-only home is no error."""
         from coder.tools.workspace import make_private  # late: no prompt needs it
 
         text = ""
         for entry in self._new:
-            line = redact(entry).replace(FOLDER, "") + FOLDER + self.folder
+            line = self.redact(entry).replace(FOLDER, "") + FOLDER + self.folder
             text += line.replace("\n", NEWLINE) + "\n"
         with contextlib.suppress(OSError):
             make_private(self.history.parent, close=True)
@@ -184,12 +191,12 @@ class LineEditor:
         return self._completions[number] if number < len(self._completions) else None
 
     def _complete(self, word: str) -> None:
-        assert self.module
-        before = self.module.get_line_buffer()[: self.module.get_begidx()]
-        known = [text for text in self._candidates(before, word) if text.isprintable()]
-        self._near = [text for text in known if not text.startswith(word)]
-        self._completions = known
-        if self._near and len(known) > 1:
+        assert self.readline
+        before = self.line_so_far()[: self.readline.get_begidx()]
+        texts = [text for text in self.candidates(before, word) if text.isprintable()]
+        self._near = [text for text in texts if not text.startswith(word)]
+        self._completions = texts
+        if self._near and len(texts) > 1:
             # What they have in common would replace the word: it is offered itself, among them
             self._completions = [word, *(f"{word}|{text}" for text in self._near)]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -35,8 +35,8 @@ FENCE = re.compile(
 HELD_LINE = re.compile(rf"\||({ITEM})?(```|~~~)")  # a table's, or a fence
 RULE = re.compile(r" {0,3}([-*_])( *\1){2,} *$")
 BLOCK = re.compile(
-    r"(?P<indent>\s*)(?:(?P<heading>#{1,6})\s+|(?P<quote>>)\s?|(?P<bullet>[-*+])\s+(?P<task>\[[ xX]\]\s)?"
-    r"|(?P<number>\d{1,9}[.)])\s+)(?=\S)"
+    r"(?P<indent>\s*)(?:(?P<heading>#{1,6})\s+|(?P<quote>>)\s?"
+    r"|(?P<bullet>[-*+])\s+(?P<task>\[[ xX]\]\s)?|(?P<number>\d{1,9}[.)])\s+)(?=\S)"
 )
 UNDECIDED = re.compile(
     rf"#{{0,6}}|[-*_ ]*|\+|\d{{0,9}}[.)]?|>|[-*+]\s+\[[ xX]?\]?|({ITEM})?(`{{0,2}}|~{{0,2}})"
@@ -75,19 +75,19 @@ class Markdown(PlainText):
         super().__init__(paint)
         self._width = 80
         self._rows: list[str] = []  # finished, not returned yet
-        # The line under way
+        # The unfinished line
         self._line = ""
         self._at = 0  # so much of it is in rows
         self._is_kind_known = False
         self._style = ""
         self._cells: Cells = []  # of its last row
         self._hanging: Cells = []  # its further rows begin with these
-        # The code under way
+        # The unfinished code
         self._code: list[str] | None = None
         self._language = ""
         self._fence = ""  # ends it
-        self._fence_column = 0  # where it began
-        self._table: list[str] = []  # the lines of the table under way
+        self._fence_column = 0  # of its beginning
+        self._table: list[str] = []  # lines of the unfinished table
 
     def feed(self, text: str, width: int) -> str:
         self._width = width
@@ -257,40 +257,40 @@ def item_mark(block: re.Match[str]) -> str:
 
 
 def inline(text: str, at: int, style: str, is_whole: bool) -> tuple[Cells, int]:
-    """The text from `at` on, with its marks as styles, and where the undecided rest begins."""
+    """The text from `at` on, with its marks as styles, and the start of the undecided rest."""
     cells: Cells = []
     is_whole = is_whole or len(text) - at > HELD
-    while found := INLINE.match(text, at):
-        if not is_whole and may_change(found):
+    while piece := INLINE.match(text, at):
+        if not is_whole and may_change(piece):
             break
-        cells += inline_cells(found, style)
-        at = found.end()
+        cells += inline_cells(piece, style)
+        at = piece.end()
     return cells, at
 
 
-def may_change(found: re.Match[str]) -> bool:
+def may_change(piece: re.Match[str]) -> bool:
     """Whether more of the line may make something else of this."""
-    if found.lastgroup in ("code", "strong", "struck"):
-        return found.end() == len(found.string)
-    return found.lastgroup == "mark"
+    if piece.lastgroup in ("code", "strong", "struck"):
+        return piece.end() == len(piece.string)
+    return piece.lastgroup == "mark"
 
 
-def inline_cells(found: re.Match[str], style: str) -> Cells:
+def inline_cells(piece: re.Match[str], style: str) -> Cells:
     """The text of a mark in the style of the mark."""
-    match found.lastgroup:
+    match piece.lastgroup:
         case "code":
-            return styled(found["code"].strip(), f"{style} cyan".strip())
+            return styled(piece["code"].strip(), f"{style} cyan".strip())
         case "strong":
-            added = "italic" if len(found["stars"]) == 1 else "bold"
-            return inline(found["strong"], 0, f"{style} {added}".strip(), is_whole=True)[0]
+            added = "italic" if len(piece["stars"]) == 1 else "bold"
+            return inline(piece["strong"], 0, f"{style} {added}".strip(), is_whole=True)[0]
         case "struck":
-            return inline(found["struck"], 0, f"{style} strike".strip(), is_whole=True)[0]
+            return inline(piece["struck"], 0, f"{style} strike".strip(), is_whole=True)[0]
         case "target":
-            name = styled(found["name"], f"{style} underline".strip())
-            if found["name"] == found["target"]:
+            name = styled(piece["name"], f"{style} underline".strip())
+            if piece["name"] == piece["target"]:
                 return name
-            return name + styled(f" ({found['target']})", "dim")
-    return styled((found["escaped"] or found[0]).replace("\t", " " * 4), style)
+            return name + styled(f" ({piece['target']})", "dim")
+    return styled((piece["escaped"] or piece[0]).replace("\t", " " * 4), style)
 
 
 def highlighted(code: list[str], language: str) -> tuple[Cells, bool]:
@@ -330,16 +330,16 @@ def table(rows: list[list[str]], marks: list[str], width: int) -> list[Cells]:
     columns = max(len(row) for row in rows)
     if width < 6 * columns - 3:
         return []
-    marks, *padded = [(row + [""] * columns)[:columns] for row in (marks, *rows)]
     grid = table.Table(box=box.MINIMAL, show_edge=False, pad_edge=False, border_style="dim")
-    for number, row in enumerate(padded):
-        cells = [text.Text.assemble(*inline(cell, 0, "", is_whole=True)[0]) for cell in row]
-        if number > 0:
-            grid.add_row(*cells)
-            continue
-        for heading, mark in zip(cells, marks):
-            side = column_side(mark)
-            grid.add_column(heading, header_style="bold", justify=side, overflow="fold")
+    for mark in [*marks, *repeat("", columns)][:columns]:
+        grid.add_column(header_style="bold", justify=column_side(mark), overflow="fold")
+    head, *others = [
+        [text.Text.assemble(*inline(cell, 0, "", is_whole=True)[0]) for cell in row] for row in rows
+    ]
+    for column, heading in zip(grid.columns, head):
+        column.header = heading
+    for cells in others:
+        grid.add_row(*cells)
     lines = []
     for segments in console.Console(width=width).render_lines(grid):
         line: Cells = []

@@ -37,21 +37,21 @@ from coder.providers.http import Endpoint
 from coder.tools.workspace import make_private
 from coder.types import CoderError, ModelError
 
-# Where servers listen by default, by their documentation
+# On which servers listen by default, by their documentation
 PORTS = {"Ollama": 11434, "llama.cpp": 8080, "LM Studio": 1234, "vLLM": 8000}
 OLLAMA_HOST = r"(http://)?(localhost|127\.0\.0\.1|0\.0\.0\.0)?:(\d{1,5})/?"  # of this machine
-LISTING = 3.0  # seconds; where nobody listens it takes none
+LISTING = 3.0  # seconds; if nobody listens it takes none
 MAX_ROWS = 15
 MAX_NAME = 200  # characters
 NO_CHAT = r"embed|whisper|\btts|dall-e|moderation|rerank|transcribe|realtime|audio|image|sora"
 NOTHING = """\
 coder needs a language model, and neither a key nor a server is named.
 
-{found}
+{servers}
 The ways to go on:
   a key      export OPENAI_API_KEY=... OPENAI_MODEL=gpt-5
              or the same without `export` in {file};
-             OPENAI_BASE_URL=... beside it names another provider
+             OPENAI_BASE_URL=... next to it names another provider
   a server   {command}
              on this machine; it needs no key
   a look     {program} --demo
@@ -107,23 +107,30 @@ def complete(missing: Missing, arguments: argparse.Namespace) -> Settings:
         settings.model = names[0]
     elif visible and names:
         sys.stderr.write(f"coder: {missing}. {settings.host} has:{_numbered(names)}\n")
-        settings.model = by_number(names, _answer("number or name: ", arguments.can_ask))
-        # A flag or a folder names a server for now, and the usual one may have no such model
-        place = server_place(read_sources(Path.cwd(), vars(arguments)))
-        is_for_now = arguments.OPENAI_BASE_URL or place == FOLDER
-        _keep(not is_for_now, OPENAI_MODEL=settings.model)
+        settings.model = _choose_model(names, arguments)
     else:
         raise ConfigError(f"{missing}; the server has: {first_of(names) or 'none'}")
     return settings
 
 
+def _choose_model(names: Sequence[str], arguments: argparse.Namespace) -> str:
+    """The model that the user names; it is kept for the usual server."""
+    model = by_number(names, _answer("number or name: ", arguments.can_ask))
+    # A flag or a folder names a server for now, and the usual one may have no such model
+    source = server_place(read_sources(Path.cwd(), vars(arguments)))
+    is_for_now = arguments.OPENAI_BASE_URL or source == FOLDER
+    _keep(not is_for_now, OPENAI_MODEL=model)
+    return model
+
+
 def _choose_server(can_ask: bool) -> tuple[str, str]:
     """(URL, model) of a server of this machine, which is kept; all other ways are shown."""
     file = config_folder() / ".env"
-    options, found = _find_servers()
+    options, servers = _find_servers()
     url, model = options[0] if options else (_local_url(PORTS["Ollama"]), "NAME")
     command = f"{program()} --base-url {url} -m {shlex.quote(model)}"
-    sys.stderr.write(NOTHING.format(found=found, file=file, command=command, program=program()))
+    ways = NOTHING.format(servers=servers, file=file, command=command, program=program())
+    sys.stderr.write(ways)
     answer = _answer(f"number (kept in {file}): ", can_ask and bool(options))
     numbers = [str(number) for number in range(1, len(options) + 1)]
     if answer not in numbers:

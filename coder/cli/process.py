@@ -306,7 +306,8 @@ def graceful_shutdown() -> Iterator[None]:
         _exit_codes.append(0)
         _clean_up()
         if any(_exit_codes):
-            # Python's own end restores the default handlers: a late signal would change the exit code
+            # Python's own end restores the default handlers, by which a late signal would change
+            # the exit code
             for number in (*ENDING, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
 
@@ -322,7 +323,7 @@ def begin_exit(code: int) -> bool:
 
 
 def raise_on_sigint() -> None:
-    """From here on Ctrl+C is a KeyboardInterrupt. Before, it ends the program at once (__main__.py)."""
+    """From here on Ctrl+C is a KeyboardInterrupt; before, it ends the program at once."""
 
     def press(number: int, frame: FrameType | None) -> None:
         if not _exit_codes:
@@ -342,14 +343,14 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _force_exit(code: int) -> None:
-    for _ in range(10):  # in pieces: a machine that stands still ends one at most
+    for _ in range(10):  # in pieces: a machine that is suspended ends one at most
         time.sleep(EXIT_AFTER / 10)
     _clean_up()
     os._exit(code)
 
 
 def _clean_up() -> None:
-    """Restore the terminal, kill the child processes, remove the temporary folder. Can be called twice."""
+    """Restore the terminal, kill the child processes, remove the temporary folder; perhaps twice."""
     for restore in at_end:
         restore()
     bash = sys.modules.get("coder.tools.bash")

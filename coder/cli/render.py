@@ -1,4 +1,4 @@
-"""Events on a screen: text as it streams, a line per call, sub-agents at work, why a run stopped."""
+"""Events on a screen: text as it streams, a line a call, sub-agents at work, why a run stopped."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class Renderer:
         self.screen.status(limit=self._idle_limit)
 
     def pause(self) -> None:
-        """End the status and the row under way."""
+        """End the status and the unfinished row."""
         self.screen.status()
         self.screen.finish_line()
         if self.answers:

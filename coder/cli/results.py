@@ -56,15 +56,10 @@ def result_rows(event: ToolEnd, verbose: bool) -> list[Parts]:
         if left_out > 0 and not verbose:
             rows[MAX_DIFF_ROWS:] = [[(f"… {left_out} more lines", "dim")]]
         return rows
-    lines = _output_of(event, verbose).rstrip().splitlines()
-    if not verbose:
-        left_out = len(lines) - OUTPUT_LINES
-        if event.name in COUNTED_TOOLS and not event.is_error:
-            return []
-        if left_out > 0:
-            lines = [f"… {plural(left_out, 'line')}", *lines[-OUTPUT_LINES:]]
+    if event.name in COUNTED_TOOLS and not event.is_error and not verbose:
+        return []
     style = "" if event.is_error else "dim"
-    return [[(line, style)] for line in lines]
+    return [[(line, style)] for line in _output_lines(event, verbose)]
 
 
 def _item_row(text: str, status: str) -> Parts:
@@ -72,7 +67,7 @@ def _item_row(text: str, status: str) -> Parts:
     return [(f"{mark} {text}", style)]
 
 
-def _output_of(event: ToolEnd, verbose: bool) -> str:
+def _output_lines(event: ToolEnd, verbose: bool) -> list[str]:
     content = event.result.content
     text = text_of({"content": content})
     if not text and content:
@@ -82,9 +77,14 @@ def _output_of(event: ToolEnd, verbose: bool) -> str:
     if code:  # the line of the call shows it; notes may follow
         output, _, notes = text.rpartition(f"[exit code {code}]")
         text = output + notes.lstrip("\n")
-    if not verbose:  # the last state of a line of progress, as on a terminal
-        text = PROGRESS.sub("", text)
-    return strip_controls(text)
+    if verbose:
+        return strip_controls(text).rstrip().splitlines()
+    text = PROGRESS.sub("", text)  # its last state stays, as on a terminal
+    lines = strip_controls(text).rstrip().splitlines()
+    left_out = len(lines) - OUTPUT_LINES
+    if left_out <= 0:
+        return lines
+    return [f"… {plural(left_out, 'line')}", *lines[-OUTPUT_LINES:]]
 
 
 def fitted(parts: Parts, width: int) -> Iterator[Part]:

@@ -1,5 +1,5 @@
-"""The screen: finished rows are appended and never repainted; the row under way and the status rows
-are below them.
+"""The screen: finished rows are appended and never repainted; the unfinished row and the status
+rows are below them.
 
 All text goes through the sanitiser here, so that no caller can forget it.
 """
@@ -50,7 +50,7 @@ class Screen:
         self._codes = STYLES if os.environ.get("NO_COLOR") else STYLES | COLOURS
         self._sanitizer = TerminalSanitizer()
         self._rows: PlainText | None = None  # of the text that streams
-        self._row = ""  # under way, as it was drawn
+        self._row = ""  # the unfinished one, as it was drawn
         self._status_rows = ""  # as they were drawn
         self._has_gap = True  # the last finished row is blank
         self._label = ""
@@ -87,7 +87,7 @@ class Screen:
         return Markdown(paint)
 
     def finish_line(self) -> None:
-        """End the row under way."""
+        """End the unfinished row."""
         finished = f"{self._row}\n" if self._row else ""
         if self._rows:
             finished = self._rows.feed(self._sanitizer.flush(), self.width) + self._rows.finish()
@@ -200,7 +200,7 @@ class Screen:
             waiting += f" {typed}"
         elif cell_count(waiting + hint) <= room:
             waiting += hint
-        most_above = max(0, shutil.get_terminal_size().lines - 2)  # the row under way stays, too
+        most_above = max(0, shutil.get_terminal_size().lines - 2)  # the unfinished row stays, too
         rows = [one_line(row, columns) for row in self._rows_above[:most_above]]
         return "\r\n".join([*rows, waiting])
 
@@ -220,9 +220,9 @@ class Screen:
     # -- drawing
 
     def _draw(self, finished: str, row: str) -> None:
-        """Write finished rows, and the row under way and the status below them, in one write.
+        """Write finished rows, and the unfinished row and the status below them, in one write.
 
-        `finished` begins with the old row under way. Only the part that differs is written again.
+        `finished` begins with the old unfinished row. Only the part that differs is written again.
         """
         with self._lock:
             text = finished + row
@@ -236,8 +236,9 @@ class Screen:
             else:
                 drawn = [rows for rows in (self._row, self._status_rows) if rows]
                 changed = erasure("\n".join(drawn)) + text
-            if status:
-                changed += ("\r\n" if row else "") + self._style(status, "dim")
+            if status and row:
+                changed += "\r\n"
+            changed += self._style(status, "dim")
             self._row = row
             self._status_rows = status
             self.stream.write(changed)

@@ -1,4 +1,4 @@
-"""The subcommands: config, demo, sessions, export and trace. Each takes its words and returns the exit code."""
+"""The subcommands: config, demo, sessions, export, trace. They take words and return exit codes."""
 
 from __future__ import annotations
 
@@ -86,15 +86,15 @@ def demo(words: Sequence[str]) -> int:
 
 def sessions(words: Sequence[str]) -> int:
     """List, search, fork and remove what was kept."""
-    given = _read_sessions_words(words)
+    arguments = _read_sessions_words(words)
     with _open_store("sessions") as store:
-        if given.verb == "list":
-            return _list(store, given.all, given.json)
-        if given.verb == "search":
-            return _search(store, " ".join(given.words), given.json)
+        if arguments.verb == "list":
+            return _list(store, arguments.all, arguments.json)
+        if arguments.verb == "search":
+            return _search(store, " ".join(arguments.words), arguments.json)
         # All are found before one goes: numbers are those of the list
-        for info in [store.find(which, str(Path.cwd())) for which in given.words]:
-            if given.verb == "fork":
+        for info in [store.find(which, str(Path.cwd())) for which in arguments.words]:
+            if arguments.verb == "fork":
                 from coder.sessions.recorder import fork
 
                 _print(fork(store, info.id))
@@ -114,12 +114,12 @@ def _read_sessions_words(words: Sequence[str]) -> argparse.Namespace:
     flags.add_argument("-a", "--all", action="store_true", help="list those of all folders")
     about = "of list and search: an array with an object for each"
     flags.add_argument("--json", action="store_true", help=about)
-    given = flags.parse_intermixed_args(words)
-    if bool(given.words) == (given.verb == "list"):
-        flags.error(f"{given.verb} takes {'no words' if given.words else 'words'}")
-    if given.json and given.verb not in ("list", "search"):
-        flags.error(f"--json is for list and search, not for {given.verb}")
-    return given
+    arguments = flags.parse_intermixed_args(words)
+    if bool(arguments.words) == (arguments.verb == "list"):
+        flags.error(f"{arguments.verb} takes {'no words' if arguments.words else 'words'}")
+    if arguments.json and arguments.verb not in ("list", "search"):
+        flags.error(f"--json is for list and search, not for {arguments.verb}")
+    return arguments
 
 
 @contextlib.contextmanager
@@ -139,19 +139,18 @@ def _print_json(value: list[dict[str, Any]]) -> None:
 
 def _list(store: Store, of_all: bool, as_json: bool) -> int:
     infos = store.sessions(None if of_all else str(Path.cwd()))
-    if as_json:
-        rows = [asdict(info) for info in infos]
-        if not of_all:  # which `-r` takes
-            rows = [{"number": number} | row for number, row in enumerate(rows, 1)]
-        _print_json(rows)
-        return 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for number, info in enumerate(infos, 1):
-        if of_all:
+    rows: list[dict[str, Any]] = []
+    for number, info in enumerate(infos, 1):  # which `-r` takes, of this folder
+        if as_json:
+            rows.append(({} if of_all else {"number": number}) | asdict(info))
+        elif of_all:
             _print(_line(info))
         else:
             _print(session_line(info, head=f"{number:>3}  ", tail=f"  {info.id}", width=width))
-    if not infos:
+    if as_json:
+        _print_json(rows)
+    elif not infos:
         hint = "" if of_all else " of this folder; --all lists those of others"
         sys.stderr.write(f"There is no conversation{hint}.\n")
     return 0
@@ -182,11 +181,11 @@ def export(words: Sequence[str]) -> int:
     flags.add_argument("id", help="see `coder sessions`")
     module = needed("coder.sessions.export", "export")
     flags.add_argument("--format", choices=get_args(module.Format), default="md")
-    given = flags.parse_args(words)
+    arguments = flags.parse_args(words)
     redactor = module.redactor(*settings.secrets(settings.read_sources(Path.cwd())))
     with _open_store("export") as store:
-        info = store.find(given.id, str(Path.cwd()))
-        text = module.export(store, info.id, given.format, redactor)
+        info = store.find(arguments.id, str(Path.cwd()))
+        text = module.export(store, info.id, arguments.format, redactor)
     sys.stdout.write(strip_controls(text) if sys.stdout.isatty() else text)
     return 0
 
@@ -199,12 +198,14 @@ def trace(words: Sequence[str]) -> int:
     flags.add_argument("file", metavar="FILE")
     html = "write one page with every message instead; it needs no network"
     flags.add_argument("--html", metavar="OUT", help=html)
-    given = flags.parse_args(words)
+    arguments = flags.parse_args(words)
     try:
-        text = report.show(given.file, given.html)
+        text = report.show(arguments.file, arguments.html)
     except OSError as error:
-        raise settings.ConfigError(f"{error.filename or given.file}: {error.strerror}") from None
+        raise settings.ConfigError(
+            f"{error.filename or arguments.file}: {error.strerror}"
+        ) from None
     except report.TraceError as error:
-        raise settings.ConfigError(f"{given.file}: {error}") from None
+        raise settings.ConfigError(f"{arguments.file}: {error}") from None
     sys.stdout.write(text)
     return 0

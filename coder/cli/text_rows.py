@@ -1,4 +1,4 @@
-"""Text in rows: how many columns it takes, where it breaks, and how rows are erased from the screen."""
+"""Text in rows: how many columns it takes, where it breaks, how rows are erased from the screen."""
 
 from __future__ import annotations
 

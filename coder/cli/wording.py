@@ -44,11 +44,14 @@ KEYS = {
 BACK = (
     "Go back to before which entry? Its run and all after it are undone, with their file changes."
 )
-WORKING = "While the agent works: a line steers it, Esc stops it, +line and commands wait until it is done."
+WORKING = (
+    "While the agent works: a line steers it, Esc stops it, "
+    "+line and commands wait until it is done."
+)
 RULES = (
-    "The last rule that matches an action decides. Without one, reading in this folder is allowed, and so are "
-    "commands that only read (ls, cat, find, rg, git diff and the like); other commands, edits, paths "
-    "outside and tools that are not built in ask."
+    "The last rule that matches an action decides. Without one, reading in this folder is allowed, "
+    "and so are commands that only read (ls, cat, find, rg, git diff and the like); other "
+    "commands, edits, paths outside and tools that are not built in ask."
 )
 
 
