@@ -92,11 +92,11 @@ def _named_paths(text: str) -> tuple[list[str], list[str]]:
 
 def _existing_path(name: str) -> str:
     """The path that is meant, which punctuation may follow; "" if there is nothing."""
-    path = _unescaped(name)
-    for candidate in (os.path.expanduser(path), os.path.expanduser(path.rstrip(AFTER_PATH))):
-        if candidate and os.path.exists(candidate):
-            return candidate
-    return ""
+    path = os.path.expanduser(_unescaped(name))
+    if os.path.exists(path):
+        return path
+    path = path.rstrip(AFTER_PATH)
+    return path if os.path.exists(path) else ""
 
 
 # ---- candidates --------------------------------------------------------------------------
@@ -126,7 +126,8 @@ def _entries(begun: str) -> list[str]:
         for entry in sorted(listed, key=lambda entry: entry.name):
             is_hidden = entry.name.startswith(".") and not name
             if entry.name.startswith(name) and entry.name.isprintable() and not is_hidden:
-                entries.append(_escaped(entry.name) + ("/" if entry.is_dir() else " "))
+                end = "/" if entry.is_dir() else " "
+                entries.append(_escaped(entry.name) + end)
     return entries
 
 
@@ -152,16 +153,18 @@ def near_paths(begun: str) -> list[str]:
     patience.start()
     try:
         with contextlib.ExitStack() as stack:
-            search = Search(ToolContext(Path.cwd(), abort), Path.cwd(), "", stack)
+            folder = Path.cwd()
+            search = Search(ToolContext(folder, abort), folder, "", stack)
             paths = [path for path in search.names() if in_order.search(path.lower())]
     except (OSError, ToolError, Aborted):
         return []
     finally:
         patience.cancel()
-    ranked = sorted(
-        (_distance(path, wanted), len(path), path) for path in paths if path.isprintable()
-    )
-    return [path for distance, _, path in ranked if distance == ranked[0][0]][:MAX_NEAR]
+    by_distance: dict[int, list[str]] = {}
+    for path in sorted(paths, key=lambda path: (len(path), path)):
+        if path.isprintable():
+            by_distance.setdefault(_distance(path, wanted), []).append(path)
+    return by_distance[min(by_distance)][:MAX_NEAR] if by_distance else []
 
 
 def _distance(path: str, wanted: str) -> int:

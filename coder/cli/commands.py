@@ -270,7 +270,8 @@ class Commands(CommandTable):
         for message in self.app.agent.messages:
             said[message.get("meta", {}).get("timestamp")] = message
         runs = self.conversation.snapshots.runs
-        return [words_of(text_of(said.get(run.message, {}))) for run in reversed(runs)]
+        messages = [said.get(run.message, {}) for run in reversed(runs)]
+        return [words_of(text_of(message)) for message in messages]
 
     def _take_back(self, number: int) -> None:
         """Undo so many runs, or as many as can be; the entry of the earliest is shown at the
@@ -284,7 +285,8 @@ class Commands(CommandTable):
                 break
             prompt = undone
         if prompt:
-            self.repl.keyboard.early.insert(0, " ".join(words_of(prompt).split()))
+            words = words_of(prompt).split()
+            self.repl.keyboard.early.insert(0, " ".join(words))
 
     def _restore(self, done: str, how: Callable[[list[Message]], UndoResult]) -> str:
         """Undo or redo, which must not be left half done: a Ctrl+C during it changes nothing.

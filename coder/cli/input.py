@@ -158,12 +158,15 @@ class Keyboard(LineEditor):
             raise
         if is_prefilled:
             del self.early[0]
-        # A terminal may not mark a paste: what was there already when Enter came belongs to it
-        pasted = "" if OWN_KEY.search(line) else keys.waiting_keys(AT_ONCE)
+        return line if OWN_KEY.search(line) else line + self._rest_of_paste()
+
+    def _rest_of_paste(self) -> str:
+        """What was there already when Enter came: a terminal may not mark a paste."""
+        pasted = keys.waiting_keys(AT_ONCE)
         if not pasted:
-            return line
+            return ""
         sys.stdout.write(pasted.rstrip("\n") + "\n")
-        return f"{line}\n{pasted}"
+        return f"\n{pasted}"
 
     def _leave_or_warn(self) -> None:
         """Ctrl+C in an empty line: the second one soon after the first leaves. Raises Leave."""

@@ -238,7 +238,8 @@ class Folded:
         for known, mark in self._marks.items():
             text = text.replace(known, mark)
         size = shutil.get_terminal_size()
-        rows = sum(1 + cell_count(line) // size.columns for line in text.split("\n"))
+        lines = text.split("\n")
+        rows = sum(1 + cell_count(line) // size.columns for line in lines)
         if rows <= max(1, size.lines - MARGIN):
             return text
         count = len(text.rstrip("\n").split("\n"))

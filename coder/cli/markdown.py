@@ -17,6 +17,7 @@ from coder.cli.text_rows import PROSE, PlainText, cell_count, row_end, start_of
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
+    from rich.segment import Segment
 
 Cells = list[tuple[str, str]]  # characters, each with the words of its style, such as "bold cyan"
 
@@ -268,6 +269,11 @@ def inline(text: str, at: int, style: str, is_whole: bool) -> tuple[Cells, int]:
     return cells, at
 
 
+def whole_inline(text: str, style: str = "") -> Cells:
+    cells, _ = inline(text, 0, style, is_whole=True)
+    return cells
+
+
 def may_change(piece: re.Match[str]) -> bool:
     """Whether more of the line may make something else of this."""
     if piece.lastgroup in ("code", "strong", "struck"):
@@ -282,15 +288,16 @@ def inline_cells(piece: re.Match[str], style: str) -> Cells:
             return styled(piece["code"].strip(), f"{style} cyan".strip())
         case "strong":
             added = "italic" if len(piece["stars"]) == 1 else "bold"
-            return inline(piece["strong"], 0, f"{style} {added}".strip(), is_whole=True)[0]
+            return whole_inline(piece["strong"], f"{style} {added}".strip())
         case "struck":
-            return inline(piece["struck"], 0, f"{style} strike".strip(), is_whole=True)[0]
+            return whole_inline(piece["struck"], f"{style} strike".strip())
         case "target":
             name = styled(piece["name"], f"{style} underline".strip())
             if piece["name"] == piece["target"]:
                 return name
             return name + styled(f" ({piece['target']})", "dim")
-    return styled((piece["escaped"] or piece[0]).replace("\t", " " * 4), style)
+    text = piece["escaped"] or piece[0]
+    return styled(text.replace("\t", " " * 4), style)
 
 
 def highlighted(code: list[str], language: str) -> tuple[Cells, bool]:
@@ -333,20 +340,22 @@ def table(rows: list[list[str]], marks: list[str], width: int) -> list[Cells]:
     grid = table.Table(box=box.MINIMAL, show_edge=False, pad_edge=False, border_style="dim")
     for mark in [*marks, *repeat("", columns)][:columns]:
         grid.add_column(header_style="bold", justify=column_side(mark), overflow="fold")
-    head, *others = [
-        [text.Text.assemble(*inline(cell, 0, "", is_whole=True)[0]) for cell in row] for row in rows
-    ]
-    for column, heading in zip(grid.columns, head):
-        column.header = heading
-    for cells in others:
-        grid.add_row(*cells)
-    lines = []
-    for segments in console.Console(width=width).render_lines(grid):
-        line: Cells = []
-        for segment in segments:
-            line += styled(segment.text, str(segment.style or "").replace("none", ""))
-        lines.append(line)
-    return lines
+    for number, row in enumerate(rows):
+        texts = [text.Text.assemble(*whole_inline(cell)) for cell in row]
+        if number:
+            grid.add_row(*texts)
+            continue
+        for column, heading in zip(grid.columns, texts):
+            column.header = heading
+    return [cells_of(line) for line in console.Console(width=width).render_lines(grid)]
+
+
+def cells_of(segments: Iterable[Segment]) -> Cells:
+    cells: Cells = []
+    for segment in segments:
+        style = str(segment.style or "")
+        cells += styled(segment.text, style.replace("none", ""))
+    return cells
 
 
 def column_side(mark: str) -> JustifyMethod:

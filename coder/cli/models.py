@@ -98,11 +98,7 @@ def complete(missing: Missing, arguments: argparse.Namespace) -> Settings:
     if settings is None:
         arguments.OPENAI_BASE_URL, arguments.OPENAI_MODEL = _choose_server(arguments.can_ask)
         return load(Path.cwd(), vars(arguments))
-    endpoint = Endpoint(settings.base_url, settings.api_key, settings.headers)
-    try:
-        names = models_of(endpoint, near="" if has_server else "gpt-5")
-    except ModelError as error:
-        raise ConfigError(f"{missing}; {explain(error)}") from None
+    names = _names_of(settings, missing)
     if len(names) == 1:
         settings.model = names[0]
     elif visible and names:
@@ -111,6 +107,15 @@ def complete(missing: Missing, arguments: argparse.Namespace) -> Settings:
     else:
         raise ConfigError(f"{missing}; the server has: {first_of(names) or 'none'}")
     return settings
+
+
+def _names_of(settings: Settings, missing: Missing) -> list[str]:
+    """The models of the server. Raises ConfigError."""
+    endpoint = Endpoint(settings.base_url, settings.api_key, settings.headers)
+    try:
+        return models_of(endpoint, near="" if settings.base_url else "gpt-5")
+    except ModelError as error:
+        raise ConfigError(f"{missing}; {explain(error)}") from None
 
 
 def _choose_model(names: Sequence[str], arguments: argparse.Namespace) -> str:

@@ -164,7 +164,8 @@ class Renderer:
     def _end_run(self, event: events.RunEnd, worker: Worker) -> None:
         """Show why it stopped, and what it took."""
         if event.error and not wording.has_cut_answer(event):
-            self._line(_prefix(worker) + wording.error_text(event.text, event.error), "red")
+            problem = wording.error_text(event.text, event.error)
+            self._line(_prefix(worker) + problem, "red")
         seconds = self.screen.clock() - worker.started
         if worker.name:
             ended = wording.run_line(event, used=0.0, seconds=seconds)
@@ -235,9 +236,9 @@ class Renderer:
                 worker.titles[event.id] = event.title
             case events.ToolUpdate():
                 lines = event.text.rstrip().splitlines()
+                title = worker.titles.get(event.id, "")
                 if lines:
-                    title = one_line(worker.titles.get(event.id, ""), self.screen.width // 2)
-                    activity = f"{title} │ {lines[-1]}"
+                    activity = f"{one_line(title, self.screen.width // 2)} │ {lines[-1]}"
             case events.ToolEnd():
                 self._end_call(event, worker)
         self._wait(activity or self._agent.activity)
@@ -267,14 +268,15 @@ class Renderer:
 
     def _show_outcome(self, title: str, event: events.ToolEnd, worker: Worker) -> None:
         words, style = results.outcome(event)
-        ends = [sub.ended for sub in self._subagents.values() if sub.call_id == event.id]
-        if ends:
-            words = f" · {ends[0]}"
-        elif event.seconds >= 1:
+        if event.seconds >= 1:
             words += f"  {event.seconds:.1f}s"
+        for subagent in self._subagents.values():
+            if subagent.call_id == event.id:
+                words = f" · {subagent.ended}"
         name = (f"  {worker.name} ", "dim") if worker.name else NOBODY
         mark = ("✗ ", f"bold {style}") if event.is_error else DONE
-        self.screen.exact_line(*self._call_row(name, mark, title, (words, style)))
+        row = self._call_row(name, mark, title, (words, style))
+        self.screen.exact_line(*row)
 
     def _show_result(self, event: events.ToolEnd, worker: Worker) -> None:
         """Show what the call did, unless the user has just read it in a question."""
@@ -302,8 +304,9 @@ class Renderer:
             titles = title
         lines = draft.lines + results.line_count(event)
         self._draft = Draft(event.name, titles, lines)
-        words = (f" · {wording.plural(lines, 'line')}", "dim")
-        self.screen.draft(*self._call_row(NOBODY, DONE, titles, words))
+        words = f" · {wording.plural(lines, 'line')}"
+        row = self._call_row(NOBODY, DONE, titles, (words, "dim"))
+        self.screen.draft(*row)
 
     def _call_row(self, name: Part, mark: Part, title: str, outcome: Part) -> Parts:
         """The row of a call: whose it is, its title and what came of it, cut to the width."""
@@ -312,7 +315,8 @@ class Renderer:
         least = min(cell_count(title), MIN_TITLE)
         while len(words) > room - least and words.count(" · ") > 1:
             words = words.rpartition(" · ")[0]
-        return [name, mark, (one_line(title, room - cell_count(words)), ""), (words, style)]
+        title = one_line(title, room - cell_count(words))
+        return [name, mark, (title, ""), (words, style)]
 
     def show_last(self, number: int = 1) -> None:
         """Show a call with its whole output; 1 is the newest. Raises IndexError."""
@@ -325,15 +329,19 @@ class Renderer:
 
     def name_of(self, event: Event) -> str:
         """The name of the sub-agent that an event comes from; "" for the run's own agent."""
-        return self._subagent(event).name if isinstance(event, Nested) and event.session_id else ""
+        if isinstance(event, Nested) and event.session_id:
+            return self._subagent(event).name
+        return ""
 
     def _subagent(self, event: Nested) -> Worker:
-        if event.session_id not in self._subagents or isinstance(event.event, events.RunStart):
+        worker = self._subagents.get(event.session_id)
+        if worker is None or isinstance(event.event, events.RunStart):
             title = self._agent.titles.get(event.call_id, event.agent)
             columns = min(NAME_COLUMNS, self.screen.width // 2)
             name = one_line(title.removeprefix("task "), columns)
-            self._subagents[event.session_id] = Worker(self.screen.clock(), name, event.call_id)
-        return self._subagents[event.session_id]
+            worker = Worker(self.screen.clock(), name, event.call_id)
+            self._subagents[event.session_id] = worker
+        return worker
 
 
 def _prefix(worker: Worker) -> str:

@@ -52,10 +52,7 @@ def result_rows(event: ToolEnd, verbose: bool) -> list[Parts]:
         return [_item_row(item["text"], item["status"]) for item in items]
     if changes:
         rows = diff_rows(changes)
-        left_out = len(rows) - MAX_DIFF_ROWS
-        if left_out > 0 and not verbose:
-            rows[MAX_DIFF_ROWS:] = [[(f"… {left_out} more lines", "dim")]]
-        return rows
+        return rows if verbose else _first_rows(rows)
     if event.name in COUNTED_TOOLS and not event.is_error and not verbose:
         return []
     style = "" if event.is_error else "dim"
@@ -65,6 +62,20 @@ def result_rows(event: ToolEnd, verbose: bool) -> list[Parts]:
 def _item_row(text: str, status: str) -> Parts:
     mark, style = CHECKLIST.get(status, OPEN_ITEM)
     return [(f"{mark} {text}", style)]
+
+
+def _first_rows(rows: list[Parts]) -> list[Parts]:
+    left_out = len(rows) - MAX_DIFF_ROWS
+    if left_out <= 0:
+        return rows
+    return [*rows[:MAX_DIFF_ROWS], [(f"… {left_out} more lines", "dim")]]
+
+
+def _last_lines(lines: list[str]) -> list[str]:
+    left_out = len(lines) - OUTPUT_LINES
+    if left_out <= 0:
+        return lines
+    return [f"… {plural(left_out, 'line')}", *lines[-OUTPUT_LINES:]]
 
 
 def _output_lines(event: ToolEnd, verbose: bool) -> list[str]:
@@ -77,14 +88,10 @@ def _output_lines(event: ToolEnd, verbose: bool) -> list[str]:
     if code:  # the line of the call shows it; notes may follow
         output, _, notes = text.rpartition(f"[exit code {code}]")
         text = output + notes.lstrip("\n")
-    if verbose:
-        return strip_controls(text).rstrip().splitlines()
-    text = PROGRESS.sub("", text)  # its last state stays, as on a terminal
+    if not verbose:  # the last state of a line of progress, as on a terminal
+        text = PROGRESS.sub("", text)
     lines = strip_controls(text).rstrip().splitlines()
-    left_out = len(lines) - OUTPUT_LINES
-    if left_out <= 0:
-        return lines
-    return [f"… {plural(left_out, 'line')}", *lines[-OUTPUT_LINES:]]
+    return lines if verbose else _last_lines(lines)
 
 
 def fitted(parts: Parts, width: int) -> Iterator[Part]:

@@ -90,7 +90,8 @@ class Screen:
         """End the unfinished row."""
         finished = f"{self._row}\n" if self._row else ""
         if self._rows:
-            finished = self._rows.feed(self._sanitizer.flush(), self.width) + self._rows.finish()
+            finished = self._rows.feed(self._sanitizer.flush(), self.width)
+            finished += self._rows.finish()
             self._rows = None
         if finished:
             self._draw(finished, "")
@@ -230,7 +231,7 @@ class Screen:
             if text == self._row and status == self._status_rows:
                 return
             if finished:
-                self._has_gap = finished == "\n" or finished.endswith("\n\n")
+                self._has_gap = f"\n{finished}".endswith("\n\n")
             if not self._status_rows and text.startswith(self._row):
                 changed = text[len(self._row) :]
             else:

@@ -134,7 +134,8 @@ def _open_store(purpose: str) -> Iterator[Store]:
 
 def _print_json(value: list[dict[str, Any]]) -> None:
     # On a terminal with nothing in it that drives one
-    sys.stdout.write(json.dumps(value, ensure_ascii=sys.stdout.isatty(), indent=1) + "\n")
+    text = json.dumps(value, ensure_ascii=sys.stdout.isatty(), indent=1)
+    sys.stdout.write(text + "\n")
 
 
 def _list(store: Store, of_all: bool, as_json: bool) -> int:
@@ -182,7 +183,8 @@ def export(words: Sequence[str]) -> int:
     module = needed("coder.sessions.export", "export")
     flags.add_argument("--format", choices=get_args(module.Format), default="md")
     arguments = flags.parse_args(words)
-    redactor = module.redactor(*settings.secrets(settings.read_sources(Path.cwd())))
+    secrets = settings.secrets(settings.read_sources(Path.cwd()))
+    redactor = module.redactor(*secrets)
     with _open_store("export") as store:
         info = store.find(arguments.id, str(Path.cwd()))
         text = module.export(store, info.id, arguments.format, redactor)
@@ -202,9 +204,8 @@ def trace(words: Sequence[str]) -> int:
     try:
         text = report.show(arguments.file, arguments.html)
     except OSError as error:
-        raise settings.ConfigError(
-            f"{error.filename or arguments.file}: {error.strerror}"
-        ) from None
+        path = error.filename or arguments.file
+        raise settings.ConfigError(f"{path}: {error.strerror}") from None
     except report.TraceError as error:
         raise settings.ConfigError(f"{arguments.file}: {error}") from None
     sys.stdout.write(text)
