@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coder.cli.process import optional
 from coder.cli.settings import ConfigError
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 Entries = list[str]  # what a command wants to be done as if it had been entered
 Words = Callable[[Any], Iterable[str]]  # what can follow a command of this CommandTable
-Run = Callable[..., Entries | None]
-Method = TypeVar("Method", bound=Run)
+Run = Callable[..., Entries | None]  # takes a CommandTable and what was typed after the name
 
 
 def no_words(table: CommandTable) -> Sequence[str]:
@@ -28,8 +27,6 @@ def no_words(table: CommandTable) -> Sequence[str]:
 
 
 class Command(NamedTuple):
-    """`run` takes a CommandTable and what was typed after the name."""
-
     help: str
     run: Run
     words: Words = no_words
@@ -40,11 +37,11 @@ ALIASES: dict[str, str] = {}
 PROMPTS = {"init", "review"}  # only enter a text: a file of this name is used instead
 
 
-def command(names: str, text: str, words: Words = no_words) -> Callable[[Method], Method]:
+def command(names: str, text: str, words: Words = no_words) -> Callable[[Run], Run]:
     """Declare a method as the command with these names (further ones are aliases) and help."""
     name, *aliases = names.split()
 
-    def declare(method: Method) -> Method:
+    def declare(method: Run) -> Run:
         COMMANDS[name] = Command(text, method, words)
         ALIASES.update(dict.fromkeys(aliases, name))
         return method

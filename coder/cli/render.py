@@ -15,7 +15,6 @@ from coder.cli.wording import count
 from coder.events import Event, Nested
 from coder.history import text_of
 from coder.providers.errors import happened
-from coder.types import Message
 
 NEARLY_FULL = 0.8  # of the context window
 DONE = ("● ", "green")
@@ -105,14 +104,22 @@ class Renderer:
 
     def _show(self, event: Event, worker: Worker) -> None:
         match event:
-            case events.TextDelta() | events.ReasoningDelta() | events.ToolCallDelta():
-                self._wait(_activity_of(event), self._idle_limit)
+            case events.TextDelta():
+                self._wait("writing", self._idle_limit)
+            case events.ReasoningDelta():
+                self._wait("thinking", self._idle_limit)
+            case events.ToolCallDelta():
+                self._wait(f"{event.name} …", self._idle_limit)
             case events.StepStart() | events.Status(state="preparing"):
                 self._wait("thinking", self._first_limit)
-            case events.RunStart() | events.RunEnd():
-                self._show_run(event, worker)
+            case events.RunStart():
+                self._begin_run(worker)
+            case events.RunEnd():
+                self._end_run(event, worker)
             case events.MessageStart(message={"role": "user", "meta": {"queued": True}} as message):
-                self._show_queued(message)
+                self._line("")
+                self.screen.entry(text_of(message))
+                self._line("")
             case events.PermissionAsked() | events.DoomLoop() | events.QuestionAsked():
                 self._make_room(event)
             case events.PermissionReplied():
@@ -124,11 +131,6 @@ class Renderer:
                 self._wait(f"{work} the conversation")
             case _:
                 self._warn(event, worker)
-
-    def _show_queued(self, message: Message) -> None:
-        self._line("")
-        self.screen.entry(text_of(message))
-        self._line("")
 
     def _make_room(self, question: Event) -> None:
         """Leave the screen to a question, which somebody else shows."""
@@ -151,15 +153,14 @@ class Renderer:
 
     # -- runs
 
-    def _show_run(self, event: events.RunStart | events.RunEnd, worker: Worker) -> None:
-        if isinstance(event, events.RunEnd):
-            self._end_run(event, worker)
-        elif not worker.name:
-            self._agent = Worker(self.screen.clock())
-            self._follows_call = False
-            self._subagents.clear()
-            if self._context_used:  # a session, in which an entry is above it
-                self._line("")
+    def _begin_run(self, worker: Worker) -> None:
+        if worker.name:
+            return
+        self._agent = Worker(self.screen.clock())
+        self._follows_call = False
+        self._subagents.clear()
+        if self._context_used:  # a session, in which an entry is above it
+            self._line("")
 
     def _end_run(self, event: events.RunEnd, worker: Worker) -> None:
         """Show why it stopped, and what it took."""
@@ -346,13 +347,6 @@ class Renderer:
 
 def _prefix(worker: Worker) -> str:
     return f"  {worker.name}: " if worker.name else ""
-
-
-def _activity_of(event: events.TextDelta | events.ReasoningDelta | events.ToolCallDelta) -> str:
-    """What the model does, whose words are not shown."""
-    if isinstance(event, events.ToolCallDelta):
-        return f"{event.name} …"
-    return "writing" if isinstance(event, events.TextDelta) else "thinking"
 
 
 def _warning(event: Event) -> str:
