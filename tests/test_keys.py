@@ -101,6 +101,8 @@ COMPLETED = {
     "/und": "/undo",
     "/agent pl": "/agent plan",
     "/agent x": "/agent x",
+    "@": "@src/",  # no hidden file
+    "@.h": "@.hidden",
     "@s": "@src/",
     "@src/call": "@src/call\\ me.py",
     "@src/call\\ m": "@src/call\\ me.py",
@@ -111,8 +113,8 @@ COMPLETED = {
 
 def test_tab_completes_a_command_what_can_follow_it_and_a_path(tmp_path: Path) -> None:
     (tmp_path / "ws" / "src").mkdir(parents=True)
-    for name in ("calc.py", "call me.py"):
-        (tmp_path / "ws" / "src" / name).write_text("1\n")
+    for name in (".hidden", "src/calc.py", "src/call me.py"):
+        (tmp_path / "ws" / name).write_text("1\n")
     with prompt(tmp_path) as session:
         for typed, completed in COMPLETED.items():
             session.type(f"{typed}\t")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from coder import events
+from coder.cli.diff import diff_rows
 from coder.cli.questions import exact_diff
 from coder.cli.render import Renderer
 from coder.cli.screen import SPINNER, Screen
@@ -276,6 +277,12 @@ def test_a_diff_to_decide_on_is_exact_and_no_line_of_a_file_is_taken_for_a_heade
     )
     marked = [text for row in rows for text, style in row if "reverse" in style]
     assert marked == ["old", "new"], "the words, where two lines are similar"
+
+
+def test_hunks_are_parted_after_one_that_only_removes_too() -> None:
+    rows = diff_rows("--- a/f\n+++ b/f\n@@ -1 +0,0 @@\n-a\n@@ -5 +4 @@\n-one\n+two\n")
+    texts = ["".join(text for text, _ in row) for row in rows]
+    assert texts == ["   1 - a", "   ⋮", "   5 - one", "   4 + two"]
 
 
 LISTED = "total  8\n-rw  1 root    12 f"
