@@ -6,14 +6,20 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from coder.cli.process import optional
 from coder.cli.settings import ConfigError
 from coder.types import CoderError
 
 if TYPE_CHECKING:
-    from coder.cli.repl import Repl
+    from coder.cli.app import App
+    from coder.cli.conversation import Conversation
+    from coder.cli.input import Keyboard
+    from coder.cli.questions import Prompter
+    from coder.cli.render import Renderer
+    from coder.cli.screen import Screen
+    from coder.events import Event
     from coder.extend.plugins import Command as PluginCommand
     from coder.extend.prompt_files import PromptFile
 
@@ -24,6 +30,21 @@ Run = Callable[..., Entries | None]  # takes a CommandTable and what was typed a
 
 def no_words(table: CommandTable) -> Sequence[str]:
     return ()
+
+
+class Host(Protocol):
+    """The session at the prompt, as its commands use it."""
+
+    app: App
+    conversation: Conversation
+    screen: Screen
+    render: Renderer
+    prompter: Prompter
+    keyboard: Keyboard
+
+    def show(self, event: Event) -> None: ...
+
+    def replay(self) -> None: ...
 
 
 class Command(NamedTuple):
@@ -52,7 +73,7 @@ def command(names: str, text: str, words: Words = no_words) -> Callable[[Run], R
 class CommandTable:
     """The built-in commands, and after them those of plugins and files."""
 
-    def __init__(self, repl: Repl) -> None:
+    def __init__(self, repl: Host) -> None:
         self.repl = repl
         self.app = repl.app
         self.screen = repl.screen
