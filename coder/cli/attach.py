@@ -92,11 +92,12 @@ def _named_paths(text: str) -> tuple[list[str], list[str]]:
 
 def _existing_path(name: str) -> str:
     """The path that is meant, which punctuation may follow; "" if there is nothing."""
-    path = os.path.expanduser(_unescaped(name))
-    if os.path.exists(path):
-        return path
-    path = path.rstrip(AFTER_PATH)
-    return path if os.path.exists(path) else ""
+    whole = _unescaped(name)
+    for path in (whole, whole.rstrip(AFTER_PATH)):
+        path = os.path.expanduser(path)
+        if os.path.exists(path):
+            return path
+    return ""
 
 
 # ---- candidates --------------------------------------------------------------------------
