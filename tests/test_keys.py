@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import threading
 from base64 import b64encode
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,13 @@ from tests.harness import contents, serve
 from tests.terminal import PATIENCE, QUESTION, ROOT, OneShot, Run, Terminal, bare, rendered
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
-SHIFT_TAB, ALT_ENTER, CTRL_G, CTRL_J, CTRL_R, CTRL_U, ESC = (
-    *("\x1b[Z", "\x1b\r", "\x07", "\n", "\x12", "\x15", "\x1b"),
-)
+SHIFT_TAB = "\x1b[Z"
+ALT_ENTER = "\x1b\r"
+CTRL_G = "\x07"
+CTRL_J = "\n"
+CTRL_R = "\x12"
+CTRL_U = "\x15"
+ESC = "\x1b"
 
 
 def echo(body: Body) -> Reply:
@@ -64,63 +70,99 @@ def shows(session: Terminal, *rows: str, columns: int = 80) -> None:
 # ---- the prompt --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
-def test_each_key_of_the_prompt(tmp_path: Path, columns: int) -> None:
+@contextlib.contextmanager
+def prompt(tmp_path: Path, columns: int = 80, **more: str) -> Iterator[Terminal]:
+    """A session with a screen of so many columns, whose model says little."""
+    with serve(echo) as server, Terminal(tmp_path, server, **more) as session:
+        session.child.setwinsize(24, columns)
+        yield session
+
+
+def sends(session: Terminal, *entries: str, columns: int = 80) -> None:
+    """Press Enter, and wait until these are the user's messages, and for the next prompt."""
+    session.enter("")
+    requests = session.server.requests
+    session.until(lambda: requests and users(requests[-1]) == list(entries), f"{entries} are sent")
+    shows(session, "❯", columns=columns)
+
+
+WIDTHS = pytest.mark.parametrize("columns", [40, 80, 200])
+
+
+@WIDTHS
+def test_ctrl_j_and_alt_enter_begin_a_new_line_of_the_entry(tmp_path: Path, columns: int) -> None:
+    with prompt(tmp_path, columns) as session:
+        session.type(f"one{CTRL_J}two{ALT_ENTER}three")
+        shows(session, "❯ one", "two", "three", columns=columns)
+        sends(session, "one\ntwo\nthree", columns=columns)
+
+
+COMPLETED = {
+    "/und": "/undo",
+    "/agent pl": "/agent plan",
+    "/agent x": "/agent x",
+    "@": "@src/",  # no hidden file
+    "@.h": "@.hidden",
+    "@s": "@src/",
+    "@src/call": "@src/call\\ me.py",
+    "@src/call\\ m": "@src/call\\ me.py",
+    "@src/": "@src/cal",
+    "me@s": "me@s",
+}
+
+
+def test_tab_completes_a_command_what_can_follow_it_and_a_path(tmp_path: Path) -> None:
+    (tmp_path / "ws" / "src").mkdir(parents=True)
+    for name in (".hidden", "src/calc.py", "src/call me.py"):
+        (tmp_path / "ws" / name).write_text("1\n")
+    with prompt(tmp_path) as session:
+        for typed, completed in COMPLETED.items():
+            session.type(f"{typed}\t")
+            shows(session, f"❯ {completed}")
+            session.type(CTRL_U)
+
+
+@WIDTHS
+def test_shift_tab_changes_the_mode_and_keeps_the_line(tmp_path: Path, columns: int) -> None:
+    """A line of several rows, too."""
+    wide = "wide " * 60
+    shown = f"plan ❯ {wide}".rstrip()
+    rows = [shown[at : at + columns].rstrip() for at in range(0, len(shown), columns)]
+    with prompt(tmp_path, columns) as session:
+        session.type("words")
+        for label in ("plan ", "yolo ", ""):
+            session.type(SHIFT_TAB)
+            shows(session, f"{label}❯ words", columns=columns)
+        session.type(f"{CTRL_U}{wide}{SHIFT_TAB}")
+        shows(session, *rows, columns=columns)
+        session.type(f"{CTRL_U}{SHIFT_TAB}{SHIFT_TAB}")
+        shows(session, "❯", columns=columns)
+
+
+def test_ctrl_g_lets_the_editor_change_the_entry(tmp_path: Path) -> None:
     editor = tmp_path / "ws" / "editor"
     editor.parent.mkdir()
     editor.write_text('#!/bin/sh\nprintf "%s, edited\\nby hand\\n" "$(cat $1)" > $1\n')
     editor.chmod(0o755)
-    (tmp_path / "ws" / "src").mkdir()
-    for name in ("calc.py", "call me.py"):
-        (tmp_path / "ws" / "src" / name).write_text("1\n")
-    with serve(echo) as server, Terminal(tmp_path, server, VISUAL=str(editor)) as session:
-        session.child.setwinsize(24, columns)
-        text, keys = "wide " * 60, session.type
+    with prompt(tmp_path, VISUAL=str(editor)) as session:
+        session.type(f"a draft{CTRL_G}")
+        shows(session, "❯ a draft, edited", "by hand")
+        session.type("!")
+        sends(session, "a draft, edited\nby hand!")
 
-        def wait(*rows: str) -> None:
-            shows(session, *rows, columns=columns)
 
-        def ask(more: str, sent: list[str]) -> None:
-            keys(f"{more}\r")
-            session.until(
-                lambda: server.requests and users(server.requests[-1]) == sent, "it is sent"
-            )
-            wait("❯")
-
-        keys(f"one{CTRL_J}two{ALT_ENTER}three")
-        wait("❯ one", "two", "three")
-        ask("", sent := ["one\ntwo\nthree"])
-        for typed, becomes in (
-            ("/und\t", "/undo"),
-            ("/agent pl\t", "/agent plan"),
-            ("/agent x\t", "/agent x"),
-            ("@s\t", "@src/"),
-            ("@src/call\t", "@src/call\\ me.py"),
-            ("@src/call\\ m\t", "@src/call\\ me.py"),
-            ("@src/\t", "@src/cal"),
-            ("me@s\t", "me@s"),
-        ):
-            keys(typed)
-            wait(f"❯ {becomes}")
-            keys(CTRL_U)
-        keys("words")
-        for label in ("plan ", "yolo ", ""):
-            keys(SHIFT_TAB)
-            wait(f"{label}❯ words")
-        keys(f"{CTRL_U}{text}{SHIFT_TAB}")
-        text = f"plan ❯ {text}"
-        wait(*[text[at : at + columns].rstrip() for at in range(0, len(text.rstrip()), columns)])
-        keys(f"{CTRL_U}{SHIFT_TAB}{SHIFT_TAB}")
-        wait("❯")
-        keys(f"a draft{CTRL_G}")
-        wait("❯ a draft, edited", "by hand")
-        ask("!", sent := [*sent, "a draft, edited\nby hand!"])
-        ask("the last one", sent := [*sent, "the last one"])
-        keys(f"{CTRL_R}draft")
+def test_ctrl_r_finds_an_older_entry_and_ctrl_g_ends_the_search(tmp_path: Path) -> None:
+    older = "a draft\nby hand!"
+    with prompt(tmp_path) as session:
+        session.type(f"a draft{CTRL_J}by hand!")
+        sends(session, older)
+        session.type("the last one")
+        sends(session, older, "the last one")
+        session.type(f"{CTRL_R}draft")
         session.expect("hand!")
-        keys(CTRL_G)  # ends the search
-        wait("❯ a draft, edited", "by hand!")
-        ask("", [*sent, "a draft, edited\nby hand!"])
+        session.type(CTRL_G)
+        shows(session, "❯ a draft", "by hand!")
+        sends(session, older, "the last one", older)
 
 
 def held(session: Terminal) -> None:
@@ -504,10 +546,9 @@ def test_files_that_are_too_long_together_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in "abc":
-        Path(name).write_text("word\n" * (1 + 20 * (name == "b")))
-    monkeypatch.setattr("coder.cli.attach.MAX_TEXT", 50)
-    text, _, notes = attach("see @a @b @c", ToolContext(tmp_path, Abort()))
+    for name, lines in {"a": 1, "b": 21, "c": 1}.items():
+        Path(name).write_text("word\n" * lines)
+    text, _, notes = attach("see @a @b @c", ToolContext(tmp_path, Abort()), most=50)
     assert notes == ["a (1 line)", "not b (more than 50 characters in all)", "c (1 line)"]
     assert text.count("<attached") == 2
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coder.cli.markdown import Markdown
-from coder.cli.screen import cell_count
+from coder.cli.text_rows import cell_count
 
 LONG = "word " * 40
 
@@ -58,6 +58,8 @@ def shown(text: str, width: int = 80) -> list[str]:
         ("a\n\nb", ["a", "", "b"]),
         ("```\na **b**\n  c\n```\nd", ["<dim>──</>", "a **b**", "  c", "<dim>──</>", "d"]),
         ("```nothing-known\nx = 1", ["<dim>── nothing-known ──</>", "x = 1"]),
+        # Characters of no width, with which a line of code may begin
+        ("```\n\u0301\n\u200fa", ["<dim>──</>", "\u0301", "\u200fa"]),
         ("~~~\n```\n~~~", ["<dim>──</>", "```", "<dim>──</>"]),
         ("~~gone~~ and ~~**both**~~", ["<strike>gone</> and <strike bold>both</>"]),
         ("~5 and ~/.x, ~~ no ~~, a~~b", ["~5 and ~/.x, ~~ no ~~, a~~b"]),

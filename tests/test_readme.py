@@ -18,7 +18,8 @@ import pytest
 
 from coder import events, types
 from coder.agent.profiles import BUILT_IN, load_agents
-from coder.cli.commands import ALIASES, Commands
+from coder.cli.command_table import ALIASES, COMMANDS
+from coder.cli.commands import Commands
 from coder.cli.main import SUBCOMMANDS, parser, run
 from coder.cli.one_shot import EXIT_CODES
 from coder.cli.process import INTERRUPTED, LIMIT, TRANSIENT, USAGE
@@ -30,6 +31,7 @@ from coder.extend.plugins import Plugins
 from coder.extend.prompt_files import read_prompt_file
 from coder.hooks import HOOK_NAMES
 from coder.permissions.rules import rules_of
+from coder.sessions.export import Format
 
 ROOT = Path(__file__).parent.parent
 LOCAL = {"OPENAI_BASE_URL": "http://localhost:1/v1"}  # needs no key
@@ -276,13 +278,20 @@ def test_the_tables_of_commands_are_the_program() -> None:
     repl: Any = SimpleNamespace(
         app=SimpleNamespace(plugins=plugins, prompt_files=None), conversation=None, screen=None
     )
-    known = Commands(repl).known
+    known = Commands(repl).table
     assert shown == set(known)
     second = PAGES["README.md"].split("\n| command |")[2].split("\n\n")[0]
     subcommands = set(re.findall(r"^\| `coder ([a-z]+)", second, re.M))
     assert subcommands == set(SUBCOMMANDS)
     also = re.findall(r"`/(\w+)[^|]*\|[^|\n]*\(also `/(\w+)`\)", PAGES["README.md"])
     assert also and all(ALIASES[alias] == name for name, alias in also)
+
+
+def test_every_format_of_an_export_is_named_in_the_help_and_the_table() -> None:
+    table = re.search(r"^\| `/export.*", PAGES["README.md"], re.M)
+    assert table
+    for form in get_args(Format):
+        assert f".{form}" in COMMANDS["export"].help and f"`.{form}`" in table[0]
 
 
 def test_the_table_of_settings_is_the_program(tmp_path: Path) -> None:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import io
 import re
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from coder import events
+from coder.cli.diff import diff_rows
 from coder.cli.questions import exact_diff
 from coder.cli.render import Renderer
-from coder.cli.screen import BREAK, SPINNER, Screen, one_line, wrap
+from coder.cli.screen import SPINNER, Screen
+from coder.cli.text_rows import BREAK, one_line, wrap
 from coder.devtools.scripted import Body, Reply
 from coder.events import Event, ToolEnd, ToolStart
 from coder.permissions import sanitize
@@ -206,21 +205,21 @@ def test_the_answer_may_have_a_stream_of_its_own_and_lines_begin_a_line() -> Non
     assert stream.getvalue() == "half\nwhole\nwhole\n" and answers.getvalue() == "half\n"
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The time, which stands still but for what a test adds; so does the thread that draws."""
-    now, end = [100.0], threading.Event()
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: end.wait())
-    yield now
-    end.set()
+class Clock:
+    """The time, which a test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def test_a_terminal_that_becomes_narrower_keeps_no_row_of_the_status(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Most terminals break their rows then, and the cursor goes with its text."""
-    screen = Screen(stream := Tty())
+    stream = Tty()
+    screen = Screen(stream, Clock())
     screen.line("so far")
     screen.status("2 sub-agents", 9, "  one › find all the callers", "  two › thinking")
     screen.show_typed("")  # draws at once
@@ -278,6 +277,12 @@ def test_a_diff_to_decide_on_is_exact_and_no_line_of_a_file_is_taken_for_a_heade
     )
     marked = [text for row in rows for text, style in row if "reverse" in style]
     assert marked == ["old", "new"], "the words, where two lines are similar"
+
+
+def test_hunks_are_parted_after_one_that_only_removes_too() -> None:
+    rows = diff_rows("--- a/f\n+++ b/f\n@@ -1 +0,0 @@\n-a\n@@ -5 +4 @@\n-one\n+two\n")
+    texts = ["".join(text for text, _ in row) for row in rows]
+    assert texts == ["   1 - a", "   ⋮", "   5 - one", "   4 + two"]
 
 
 LISTED = "total  8\n-rw  1 root    12 f"
@@ -360,8 +365,10 @@ def test_the_end_of_a_long_run_rings_on_a_terminal(after: float) -> None:
     assert ("\x1b]9;coder: done\x07\x07" in shown) is (after == 0)
 
 
-def test_what_is_waited_for_stands_in_the_last_row_with_its_seconds(clock: list[float]) -> None:
-    screen = Screen(stream := Tty())
+def test_what_is_waited_for_is_in_the_last_row_with_its_seconds() -> None:
+    clock = Clock()
+    stream = Tty()
+    screen = Screen(stream, clock)
     render = Renderer(screen, screen, limits=(31, 33))
     for event, shown in (
         (events.StepStart(1), "thinking no data for 6s of 31s"),
@@ -370,7 +377,7 @@ def test_what_is_waited_for_stands_in_the_last_row_with_its_seconds(clock: list[
         (events.ToolUpdate("1", "one\ncompiling\n"), "bash make │ compiling 12s"),
     ):
         render(event)
-        clock[0] += 6
+        clock.now += 6
         screen.show_typed("words")  # draws at once
         assert stream.rows()[-1].lstrip(SPINNER).strip() == f"{shown} words"
         screen.show_typed("")

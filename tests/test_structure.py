@@ -35,8 +35,6 @@ LAYERS = [
 WORDS = {"coder.types", "coder.events", "coder.abort"}
 TOP = {"coder", "coder.__main__"}
 
-# (module, imported): breaks the order or closes a circle, and has to go.
-ALLOWED = {("coder.cli.commands", "coder.cli.repl")}
 LIBRARIES = {"openai", "httpx2", "httpx", "dotenv", "rich", "markdown_it", "mcp"}
 
 
@@ -93,11 +91,7 @@ def imported(node: ast.AST, when: str) -> Iterator[tuple[str, str]]:
 
 
 def ours() -> list[Import]:
-    return [
-        each
-        for each in imports()
-        if each.name.split(".")[0] == "coder" and (each.importer, each.name) not in ALLOWED
-    ]
+    return [each for each in imports() if each.name.split(".")[0] == "coder"]
 
 
 def importers_of(*libraries: str) -> set[str]:

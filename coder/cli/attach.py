@@ -1,4 +1,4 @@
-"""Files in an entry: `@path` attaches what is there, and Tab completes the path.
+"""Files in an entry: `@path` attaches the file, image or folder there; Tab completes the path.
 
 The user has named it, so that nothing is asked; keys are taken out all the same.
 """
@@ -27,7 +27,7 @@ MAX_CANDIDATES = 500
 MAX_NEAR = 12  # of them that only look like what was typed
 LIST_WITHIN = 2.0  # seconds for the list of all files
 PATH = re.compile(r"""(?<![^\s(\[{"'])@((?:\\.|[^\s\\])+)""")
-BEHIND = ".,;:!?)]}'\""  # what may follow a path
+AFTER_PATH = ".,;:!?)]}'\""  # may follow a path
 # To a blank in a name: readline's word begins there
 BEGUN = re.compile(r"(?:(?<!\S)@(?:\\.|[^\s\\])*\\ )?$")
 IMAGES = (".gif", ".jpeg", ".jpg", ".png", ".webp")
@@ -44,11 +44,18 @@ def image(path: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', error)}") from None
 
 
-def attach(text: str, ctx: ToolContext) -> tuple[str, list[dict[str, Any]], list[str]]:
-    """(the text with the files it names behind it, images, a few words about each)."""
-    images, notes, made = list[dict[str, Any]](), list[str](), text
-    given = {each: _existing_path(each) for each in PATH.findall(text)}
-    for path in dict.fromkeys(filter(None, given.values())):
+def attach(
+    text: str, ctx: ToolContext, most: int = MAX_TEXT
+) -> tuple[str, list[dict[str, Any]], list[str]]:
+    """(the text with the files it names after it, images, a few words about each).
+
+    `most`: characters of all files together.
+    """
+    images: list[dict[str, Any]] = []
+    notes: list[str] = []
+    files = ""
+    paths, missing = _named_paths(text)
+    for path in paths:
         try:
             if Path(path).suffix.lower() in IMAGES:
                 images.append(image(path))
@@ -59,71 +66,113 @@ def attach(text: str, ctx: ToolContext) -> tuple[str, list[dict[str, Any]], list
         except (ToolError, ConfigError) as error:
             notes.append(f"not {path} ({error})")
             continue
-        if len(made) - len(text) + len(content) > MAX_TEXT:
-            notes.append(f"not {path} (more than {MAX_TEXT:,} characters in all)")
+        if len(files) + len(content) > most:
+            notes.append(f"not {path} (more than {most:,} characters in all)")
             continue
-        made += f'{ATTACHED}path="{path}">\n{content}\n</attached>'
-        number = content.count("\n") + 1
-        notes.append(f"{path} ({plural(number, 'line')})")
+        files += f'{ATTACHED}path="{path}">\n{content}\n</attached>'
+        lines = content.count("\n") + 1
+        notes.append(f"{path} ({plural(lines, 'line')})")
     if "\n" not in text:  # a pasted text has an @ for other reasons
-        missing = (each.rstrip(BEHIND) for each, path in given.items() if not path)
-        notes += [f"not {each} (there is no such file)" for each in missing]
-    return made, images, notes
+        notes += [f"not {name} (there is no such file)" for name in missing]
+    return text + files, images, notes
 
 
-def _existing_path(given: str) -> str:
-    """The path that is meant, which punctuation may follow; "" where there is nothing."""
-    path = re.sub(r"\\(.)", r"\1", given)
-    tried = (os.path.expanduser(each) for each in (path, path.rstrip(BEHIND)))
-    return next((each for each in tried if each and os.path.exists(each)), "")
+def _named_paths(text: str) -> tuple[list[str], list[str]]:
+    """(the paths that a text names, names of which there is no file)."""
+    paths: list[str] = []
+    missing: list[str] = []
+    for name in dict.fromkeys(PATH.findall(text)):
+        path = _existing_path(name)
+        if not path:
+            missing.append(name.rstrip(AFTER_PATH))
+        elif path not in paths:
+            paths.append(path)
+    return paths, missing
+
+
+def _existing_path(name: str) -> str:
+    """The path that is meant, which punctuation may follow; "" if there is nothing."""
+    whole = _unescaped(name)
+    for path in (whole, whole.rstrip(AFTER_PATH)):
+        path = os.path.expanduser(path)
+        if os.path.exists(path):
+            return path
+    return ""
+
+
+# ---- candidates --------------------------------------------------------------------------
 
 
 def complete_path(before: str, word: str) -> list[str] | None:
-    """What the word behind `before` can become where the two end in `@` and the beginning of a path, else None."""
+    """What the word after `before` can become if the two end in `@` and the beginning of a path,
+    else None."""
     above = BEGUN.findall(before)[0]
-    path = above + word
-    if not path.startswith("@"):
+    begun = above + word
+    if not begun.startswith("@"):
         return None
-    folder, name = os.path.split(re.sub(r"\\(.)", r"\1", path[1:]))
-    begin, found = path[: path.rfind("/") + 1] or "@", list[str]()
+    folder = begun[: begun.rfind("/") + 1] or "@"
+    paths = [folder + entry for entry in _entries(begun[1:])]
+    has_name = begun != "@" and not begun.endswith("/")
+    if not paths and not above and has_name:
+        paths = [f"@{_escaped(path)} " for path in near_paths(begun[1:])]
+    return [path[len(above) :] for path in paths[:MAX_CANDIDATES]]
+
+
+def _entries(begun: str) -> list[str]:
+    """The entries of a folder whose names begin like this path, each with what follows it."""
+    folder, name = os.path.split(_unescaped(begun))
+    entries: list[str] = []
     with contextlib.suppress(OSError):
-        for entry in sorted(os.scandir(os.path.expanduser(folder) or "."), key=lambda e: e.name):
-            is_hidden = entry.name.startswith(".") and not name.startswith(".")
+        listed = os.scandir(os.path.expanduser(folder) or ".")
+        for entry in sorted(listed, key=lambda entry: entry.name):
+            is_hidden = entry.name.startswith(".") and not name
             if entry.name.startswith(name) and entry.name.isprintable() and not is_hidden:
                 end = "/" if entry.is_dir() else " "
-                found.append(begin + _escaped(entry.name) + end)
-    if not found and not above and name:
-        found = [f"@{_escaped(near)} " for near in near_paths(path[1:])]
-    return [each[len(above) :] for each in found[:MAX_CANDIDATES]]
+                entries.append(_escaped(entry.name) + end)
+    return entries
 
 
 def _escaped(path: str) -> str:
     return re.sub(r"([\s\\])", r"\\\1", path)
 
 
-def near_paths(given: str) -> list[str]:
-    """The files of this folder in whose path these letters stand in this order, the shortest path first: only those
-    whose name begins with them, or has them together, or whose path has, where there are such.
+def _unescaped(path: str) -> str:
+    return re.sub(r"\\(.)", r"\1", path)
+
+
+def near_paths(begun: str) -> list[str]:
+    """The files of this folder in whose path these letters come in this order, the shortest path
+    first. If there are such, only those whose name begins with the letters, or has them together,
+    or whose path has them together.
 
     Those that git ignores are left out. A folder that takes too long to be listed has none.
     """
-    wanted, abort = given.lower(), Abort()
-    letters = re.compile(".*?".join(map(re.escape, wanted)))
-
-    def distance(path: str) -> tuple[int, int, str]:
-        whole, name = path.lower(), os.path.basename(path).lower()
-        far = [name.startswith(wanted), wanted in name, wanted in whole, True].index(True)
-        return far, len(path), path
-
+    wanted = begun.lower()
+    in_order = re.compile(".*?".join(re.escape(letter) for letter in wanted))
+    abort = Abort()
     patience = threading.Timer(LIST_WITHIN, abort.set)
     patience.start()
     try:
         with contextlib.ExitStack() as stack:
-            names = Search(ToolContext(Path.cwd(), abort), Path.cwd(), "", stack).names()
-            found = [each for each in names if each.isprintable() and letters.search(each.lower())]
+            folder = Path.cwd()
+            search = Search(ToolContext(folder, abort), folder, "", stack)
+            paths = [path for path in search.names() if in_order.search(path.lower())]
     except (OSError, ToolError, Aborted):
         return []
     finally:
         patience.cancel()
-    ranked = sorted(map(distance, found))
-    return [path for far, _, path in ranked if far == ranked[0][0]][:MAX_NEAR]
+    by_distance: dict[int, list[str]] = {}
+    for path in sorted(paths, key=lambda path: (len(path), path)):
+        if path.isprintable():
+            by_distance.setdefault(_distance(path, wanted), []).append(path)
+    return by_distance[min(by_distance)][:MAX_NEAR] if by_distance else []
+
+
+def _distance(path: str, wanted: str) -> int:
+    """How far a path is from these letters; 0 is the nearest."""
+    name = os.path.basename(path).lower()
+    if name.startswith(wanted):
+        return 0
+    if wanted in name:
+        return 1
+    return 2 if wanted in path.lower() else 3

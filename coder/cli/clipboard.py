@@ -1,6 +1,8 @@
-"""The clipboard: a program of the desktop's or of tmux, else the terminal itself (OSC 52), which works over ssh, too.
+"""The clipboard: a program of the desktop or of tmux, else the terminal itself (OSC 52), which
+works over ssh, too.
 
-Whether a terminal takes OSC 52 cannot be known, so that both are tried, and what is told does not promise it.
+Whether a terminal takes OSC 52 cannot be known, so that both are tried, and the message does not
+promise it.
 """
 
 from __future__ import annotations
@@ -26,17 +28,20 @@ MAX_SENT = 100_000  # characters that terminals take
 
 
 def copy(text: str, screen: Screen) -> str:
-    """Copy a text without control characters, which a shell would run when it is pasted; how that was done, "" for not at
-    all."""
+    """Copy a text without control characters, which a shell would run when it is pasted.
+
+    Returns how that was done; "" if it was not.
+    """
     data = strip_controls(text).encode("utf-8", "replace")
     sent = base64.b64encode(data).decode()
-    terminal = screen.live and os.environ.get("TERM") != "linux" and len(sent) <= MAX_SENT
-    if terminal:
+    to_terminal = screen.live and os.environ.get("TERM") != "linux" and len(sent) <= MAX_SENT
+    if to_terminal:
         screen.stream.write(f"\x1b]52;c;{sent}\x07")
         screen.stream.flush()
-    if program := _pipe(data):
+    program = _pipe(data)
+    if program:
         return f"by {program}"
-    return "by the terminal, if it takes that (OSC 52)" if terminal else ""
+    return "by the terminal, if it takes that (OSC 52)" if to_terminal else ""
 
 
 def _pipe(data: bytes) -> str:

@@ -1,225 +1,116 @@
-"""The commands of a session: their table, and one method each."""
+"""The built-in commands of a session, each in one place: names, help, completion and method.
+
+/help lists them in this order.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from typing import cast, get_args
 
 from coder.cli import wording
+from coder.cli.command_table import CommandTable, Entries, command
 from coder.cli.conversation import write_new
 from coder.cli.input import Leave
 from coder.cli.keys import silent_keys
-from coder.cli.process import defer_sigint, needed, optional
+from coder.cli.process import defer_sigint, needed
 from coder.cli.questions import exact_diff
-from coder.cli.screen import one_line
-from coder.cli.settings import ConfigError
+from coder.cli.text_rows import one_line
 from coder.cli.wording import by_number, count, first_of, plural, session_line, tokens, words_of
 from coder.history import text_of
 from coder.providers.errors import happened
 from coder.sessions.snapshots import UndoResult
-from coder.types import Aborted, CoderError, Message, ModelError, Reasoning
-
-if TYPE_CHECKING:
-    from coder.cli.repl import Repl
-    from coder.extend.plugins import Command as PluginCommand
-    from coder.extend.prompt_files import PromptFile
-
-# Names, the first of them that of a method of Commands, and help
-COMMANDS = {
-    "help ?": "this list",
-    "new reset clear": "begin a new conversation; this one is kept (also /clear)",
-    "resume sessions": "continue an older one: /resume [WHICH] (also /sessions)",
-    "name": "name this conversation: /name TITLE",
-    "model": "show or change the model: /model [NAME]",
-    "agent": "show or change the agent: /agent [NAME]",
-    "plan": "read and plan only; again: back to work",
-    "mode": "the next of build, plan and yolo (also Shift+Tab)",
-    "permissions": "list all permission rules",
-    "yolo": "answer all questions with yes; again: ask",
-    "reasoning": "how much the model thinks (a level), show or hide it",
-    "tools": "list the model's tools",
-    "skills": "list the skills; asks about those of this project that are not used",
-    "tokens cost context": "tokens used, and how full the context is",
-    "summary": "tell what happened in this conversation",
-    "compact compress": "shorten the conversation: /compact [FOCUS]",
-    "undo": "undo the last run: its file changes and its messages",
-    "redo": "redo what was undone",
-    "back": "go back to before an earlier entry (also Esc twice)",
-    "diff": "what the last run changed; /diff all: this conversation",
-    "last": "show the whole output of the last tool call; /last 3: of the third last",
-    "copy": "copy the last answer to the clipboard, or to a file: /copy [FILE]",
-    "export": "write the conversation to a file: /export [FILE.md|.html|.json]",
-    "editor": "write the entry in $VISUAL or $EDITOR (also Ctrl+G)",
-    "init": "let the model write AGENTS.md for this project",
-    "review": "let the model review what is not committed: /review [WHAT]",
-    "exit quit q": "exit (also Ctrl+D)",
-}
-PROMPTS = {"init", "review"}  # only enter a text: a file of this name is used instead
-ALIASES = {alias: names.split()[0] for names in COMMANDS for alias in names.split()[1:]}
-
-Entries = list[str]  # what a command wants to be done as if it had been entered
-Run = Callable[[str], Entries | None]
+from coder.types import Aborted, Message, ModelError, Reasoning
 
 
-class Commands:
-    """The commands by name, with a line of help each; those of plugins and files behind the built-in ones."""
+class Commands(CommandTable):
+    """A method takes what was typed after the command."""
 
-    def __init__(self, repl: Repl) -> None:
-        self.repl, self.app, self.screen = repl, repl.app, repl.screen
-        self.conversation = repl.conversation
-        self.listed: list[str] = []  # models, as candidates
-        self.known: dict[str, tuple[str, Run]] = {
-            (name := names.split()[0]): (text, getattr(self, name))
-            for names, text in COMMANDS.items()
-        }
-        added: dict[str, tuple[str, Run]] = {}
-        for file in self.app.prompt_files.commands.values() if self.app.prompt_files else ():
-            if file.name in PROMPTS:
-                del self.known[file.name]
-            text = f"{file.description} (this project)" if file.digest else file.description
-            added[file.name] = text, partial(self._run_file, file)
-        for command in self.app.plugins.commands if self.app.plugins else ():
-            added[command.name] = command.help, partial(self._run_plugin, command)
-        for name in added.keys() & {*self.known, *ALIASES}:
-            self.app.notices.append(f"The added command /{name} is ignored: the name is taken.")
-            del added[name]
-        self.known |= added
+    _listed: list[str] | None = None  # models, as candidates
 
-    def run(self, name: str, argument: str) -> Entries:
-        """Do it; returns entries that it wants to be done."""
-        known = self.known.get(ALIASES.get(name, name))
-        try:
-            if not known:
-                near = get_close_matches(name.lower(), [*self.known, *ALIASES], 1)
-                hint = f"did you mean /{near[0]}?" if near else "/help lists them."
-                raise ConfigError(f"There is no command /{name}; {hint}")
-            return known[1](argument) or []
-        except (CoderError, ConfigError) as error:
-            self._warn(str(error))
-            return []
-
-    def candidates(self, name: str, prefix: str) -> list[str]:
-        """What begins like this and can stand behind a command; without a name, the commands themselves."""
-        name = ALIASES.get(name, name)
-        words: Iterable[str] = ()
-        match name:
-            case "":
-                words = (*self.known, *ALIASES)
-            case "model":
-                words = self.listed = self.listed or self._models("")
-            case "agent":
-                words = self.app.primary
-            case "reasoning":
-                words = (*get_args(Reasoning), "show", "hide")
-            case "resume":
-                words = (info.title or info.id for info in self.conversation.resumable())
-            case "diff":
-                words = ("all",)
-        return [word for word in words if word.lower().startswith(prefix.lower())]
-
-    def complete(self, before: str, word: str) -> list[str]:
-        """What the word behind `before` on the line can become: a path behind @, a command, or what can follow one."""
-        attach = optional("coder.cli.attach")
-        if attach and (paths := attach.complete_path(before, word)) is not None:
-            return list(paths)
-        if known := re.fullmatch(r"\s*/([\w?-]+)\s+(.*)", before):
-            begun = known[2]
-            return [f"{each[len(begun) :]} " for each in self.candidates(known[1], begun + word)]
-        is_command = word.startswith("/") and not before.strip()
-        return [f"/{each} " for each in self.candidates("", word[1:])] if is_command else []
-
-    def _warn(self, text: str) -> None:
-        self.screen.line(text, "yellow")
-
-    def _note(self, text: str) -> None:
-        self.screen.line(text, "dim")
-
-    def _run_plugin(self, command: PluginCommand, argument: str) -> None:
-        try:
-            self.screen.line(str(command.function(argument) or ""))
-        except Exception as error:
-            self._warn(f"/{command.name} failed: {type(error).__name__}: {error}")
-
-    def _run_file(self, file: PromptFile, argument: str) -> Entries:
-        if file.answer != "yes" and not self.trust([file]):
-            return []
-        # Of several lines: nothing in it is taken for a command
-        return [f"{file.filled(argument)}\n"]
-
-    def trust(self, files: Sequence[PromptFile]) -> bool:
-        """Ask whether these of the project may instruct the model, if there are any."""
-        known = self.app.prompt_files
-        allowed = bool(known and files and self.repl.prompter.ask_trust(known, files))
-        if allowed:
-            self.app.set_prompt()
-        return allowed
-
+    @command("help ?", "this list")
     def help(self, argument: str) -> None:
-        for key, text in [
-            *((f"/{name}", text) for name, (text, _) in self.known.items()),
-            *wording.KEYS.items(),
-        ]:
+        rows = {f"/{name}": entry.help for name, entry in self.table.items()}
+        for key, text in (rows | wording.KEYS).items():
             self.screen.line(text, head=f"  {key:<12} ")
         self.screen.line(wording.WORKING)
 
-    def tools(self, argument: str) -> None:
-        for each in self.app.agent.state.tools.tools.values():
-            self.screen.line(one_line(each.description, 200), head=f"  {each.name:<12} ")
-        if self.app.servers and (pending := self.app.servers.pending()):
-            self._note(f"MCP servers not in this list yet: {', '.join(pending)}.")
+    # -- conversations
 
-    def skills(self, argument: str) -> None:
-        """List them, and ask about those of this project that are not used."""
-        known = list(self.app.prompt_files.skills.values()) if self.app.prompt_files else []
-        for each in known:
-            unused = "" if each.answer == "yes" else " (not used)"
-            self.screen.line(each.description + unused, head=f"  {each.name:<12} ")
-        if not known:
-            self._note("There are no skills. They are folders with a SKILL.md: docs/settings.md")
-        self.trust([each for each in known if each.answer != "yes"])
+    @command("new reset clear", "begin a new conversation; this one is kept (also /clear)")
+    def new(self, argument: str) -> None:
+        self.conversation.begin()
+        self.note("A new conversation.")
 
-    def init(self, argument: str) -> Entries:
-        return [needed("coder.agent.instructions", "/init").INIT]
+    def _titles(self) -> list[str]:
+        return [info.title or info.id for info in self.conversation.resumable()]
 
-    def review(self, argument: str) -> Entries:
-        # Of several lines: nothing in it is taken for a command
-        return [needed("coder.agent.instructions", "/review").review(argument) + "\n"]
-
-    def editor(self, argument: str) -> Entries:
-        return [*self.repl.keyboard.edit(argument)]
-
-    def exit(self, argument: str) -> None:
-        raise Leave(0)
-
-    # -- the model
-
-    def model(self, argument: str) -> None:
-        """Show or change it: a name, a part of one, or what is chosen of those that fit."""
-        names, now = self._models(argument, self._note), self.app.model.name
-        near = [name for name in names if argument.lower() in name.lower()]
-        if argument and names and not near:
-            self._note(f"The server does not list it; nearest: {first_of(names, 3)}.")
-        elif near[1:] and argument not in names:
-            rows = ((f"{'*' if name == now else ' '} {name}", "") for name in near)
-            if chosen := self.repl.prompter.choose(near, rows, "number or name: "):
-                self.model(chosen)  # a part of a name will do here, too
-                return
-            argument = ""
-        elif argument and near:
-            argument = near[0]
+    @command(
+        "resume sessions", "continue an older one: /resume [WHICH] (also /sessions)", words=_titles
+    )
+    def resume(self, argument: str) -> None:
+        infos = self.conversation.resumable()
+        ids = [info.id for info in infos]
         if argument:
-            self.app.chosen = argument  # also for agents that have none of their own
-            self.app.use(self.app.chat_model(argument))
+            argument = by_number(ids, argument)
+        elif infos:
+            width = self.screen.width - 6
+            rows = ((session_line(info, width=width), self._ending(info.id)) for info in infos)
+            argument = self.repl.prompter.choose(ids, rows, "number, name or id: ")
+        else:
+            self.note("There is no older conversation in this folder.")
+        if argument:
+            self.conversation.resume(argument)
+            self.screen.line()
+            self.repl.replay()
+
+    def _ending(self, session_id: str) -> str:
+        """The last question and the beginning of its answer."""
+        question, answer = self.conversation.store.ending(session_id)
+        return f"{one_line(question, (self.screen.width - 6) // 2)} → {answer}"
+
+    @command("name", "name this conversation: /name TITLE")
+    def name(self, argument: str) -> None:
+        if argument:
+            self.conversation.rename(argument)
+        title = self.conversation.recorder.info.title
+        self.note(f"This conversation: {title or 'without a name; /name TITLE gives one'}")
+
+    # -- who works, and what is allowed
+
+    def _list_models(self) -> list[str]:
+        self._listed = self._listed or self._models("", do_not_report)
+        return self._listed
+
+    @command("model", "show or change the model: /model [NAME]", words=_list_models)
+    def model(self, argument: str) -> None:
+        name = self._find_model(argument)
+        if name:
+            self.app.chosen = name  # also for agents that have none of their own
+            self.app.use(self.app.chat_model(name))
         self.screen.line(f"{self.app.model.name} at {self.app.settings.host}")
 
-    def _models(self, near: str, report: Callable[[str], object] = str) -> list[str]:
-        """Those that the server names, the nearest to a name first; none where it names none."""
+    def _find_model(self, wanted: str) -> str:
+        """The model with this name or a part of it; if several fit, the user chooses. "": none."""
+        names = self._models(wanted, self.note)
+        fitting = [name for name in names if wanted.lower() in name.lower()]
+        if len(fitting) > 1 and wanted not in names:
+            marks = {self.app.model.name: "*"}
+            rows = [(f"{marks.get(name, ' ')} {name}", "") for name in fitting]
+            chosen = self.repl.prompter.choose(fitting, rows, "number or name: ")
+            return self._find_model(chosen) if chosen else ""  # a part of a name will do here, too
+        if not wanted or not names:
+            return wanted
+        if not fitting:
+            self.note(f"The server does not list it; nearest: {first_of(names, 3)}.")
+            return wanted
+        return fitting[0]
+
+    def _models(self, near: str, report: Callable[[str], object]) -> list[str]:
+        """Those that the server names, the nearest to a name first; [] if it names none."""
         from coder.cli.models import models_of  # late: for this command only
 
         try:
@@ -228,31 +119,116 @@ class Commands:
             report(f"The server does not list its models: {happened(error)}.")
             return []
 
+    @command(
+        "agent", "show or change the agent: /agent [NAME]", words=lambda table: table.app.primary
+    )
+    def agent(self, argument: str) -> None:
+        agents = self.app.primary
+        if argument in agents:
+            self.app.work_as(argument)
+            self.note(f"Agent {argument}: {self.app.spec.description}.")
+        elif argument:
+            self.warn(f"There is no agent {argument}; known: {', '.join(agents)}.")
+        else:
+            for name, spec in agents.items():
+                mark = "*" if name == self.app.spec.name else " "
+                self.screen.line(spec.description, head=f"{mark} {name:<12} ")
+
+    @command("plan", "read and plan only; again: back to work")
+    def plan(self, argument: str) -> Entries:
+        """Between plan and build; what follows the word is entered."""
+        self.agent("build" if self.app.spec.name == "plan" and not argument else "plan")
+        return [argument] if argument else []
+
+    @command("mode", "the next of build, plan and yolo (also Shift+Tab)")
+    def mode(self, argument: str) -> None:
+        """The prompt shows it."""
+        permissions = self.app.permissions
+        if self.app.spec.name == "plan":
+            permissions.yolo = not permissions.yolo
+            self.app.work_as("build")
+        elif permissions.yolo:
+            permissions.yolo = False
+            self.app.work_as("build")
+        else:
+            self.app.work_as("plan")
+
+    @command("permissions", "list all permission rules")
+    def permissions(self, argument: str) -> None:
+        active = self.app.permissions
+        rules = active.rules + active.agent + active.flags + active.workspace + active.memory
+        self.screen.line(wording.RULES)
+        for rule in rules:
+            exactly = "exactly " if rule.is_exact else ""
+            text = f"{rule.permission}: {exactly}{rule.pattern}  ({rule.source})"
+            self.screen.line(text, head=f"  {rule.action:<6} ")
+        if active.yolo:
+            self.warn("  All other questions are answered yes (yolo).")
+
+    @command("yolo", "answer all questions with yes; again: ask")
+    def yolo(self, argument: str) -> None:
+        permissions = self.app.permissions
+        permissions.yolo = not permissions.yolo
+        off = "Commands and edits are no longer asked about; /yolo turns that off."
+        self.warn(off if permissions.yolo else "Asking again.")
+
+    # -- what the model knows and how much it thinks
+
+    @command(
+        "reasoning",
+        "how much the model thinks (a level), show or hide it",
+        words=lambda table: (*get_args(Reasoning), "show", "hide"),
+    )
     def reasoning(self, argument: str) -> None:
-        levels, word, state = get_args(Reasoning), argument.lower(), self.app.agent.state
+        levels = get_args(Reasoning)
+        word = argument.lower()
+        state = self.app.agent.state
         if word in levels:
             state.reasoning = cast(Reasoning, word)
         elif word in ("show", "hide"):
             self.repl.render.show_reasoning = word == "show"
         elif word:
-            self._warn(f"/reasoning accepts {', '.join(levels)}, show or hide.")
+            self.warn(f"/reasoning accepts {', '.join(levels)}, show or hide.")
             return
         visible = "shown" if self.repl.render.show_reasoning else "hidden"
         self.screen.line(f"reasoning: {state.reasoning}, {visible}")
 
+    @command("tools", "list the model's tools")
+    def tools(self, argument: str) -> None:
+        for tool in self.app.agent.state.tools.tools.values():
+            self.screen.line(one_line(tool.description, 200), head=f"  {tool.name:<12} ")
+        pending = self.app.servers.pending() if self.app.servers else []
+        if pending:
+            self.note(f"MCP servers not in this list yet: {', '.join(pending)}.")
+
+    @command("skills", "list the skills; asks about those of this project that are not used")
+    def skills(self, argument: str) -> None:
+        skills = list(self.app.prompt_files.skills.values()) if self.app.prompt_files else []
+        for skill in skills:
+            unused = "" if skill.answer == "yes" else " (not used)"
+            self.screen.line(skill.description + unused, head=f"  {skill.name:<12} ")
+        if not skills:
+            self.note("There are no skills. They are folders with a SKILL.md: docs/settings.md")
+        self.trust([skill for skill in skills if skill.answer != "yes"])
+
+    @command("tokens cost context", "tokens used, and how full the context is")
     def tokens(self, argument: str) -> None:
-        used, window = self.app.newest.input + self.app.newest.output, self.app.model.context_window
-        full = f"{count(used)} of {count(window)} tokens ({100 * self.app.context_used:.0f} %)"
+        used = count(self.app.newest.input + self.app.newest.output)
+        window = count(self.app.model.context_window)
+        messages = plural(len(self.app.agent.messages), "message")
+        share = f"{100 * self.app.context_used:.0f} %"
         self.screen.line(f"this session: {tokens(self.app.usage)}")
-        self.screen.line(f"context: {full}, {plural(len(self.app.agent.messages), 'message')}")
+        self.screen.line(f"context: {used} of {window} tokens ({share}), {messages}")
 
+    @command("summary", "tell what happened in this conversation")
     def summary(self, argument: str) -> None:
-        text = "There is no summary."
+        text = ""
         with contextlib.suppress(Aborted, KeyboardInterrupt), silent_keys():
-            text = self.app.sum_up(self.repl.show) or text
+            text = self.app.sum_up(self.repl.show)
         self.repl.render.pause()
-        self.screen.line(text)
+        self.screen.line(text or "There is no summary.")
 
+    @command("compact compress", "shorten the conversation: /compact [FOCUS]")
     def compact(self, argument: str) -> None:
         stopped = True
         with contextlib.suppress(Aborted, KeyboardInterrupt), silent_keys():
@@ -260,164 +236,153 @@ class Commands:
             stopped = False
         self.repl.render.pause()
         if stopped:
-            self._note("The conversation stays as it is.")
+            self.note("The conversation stays as it is.")
 
-    # -- who works, and what is allowed
+    # -- the last runs
 
-    def agent(self, argument: str) -> None:
-        known = self.app.primary
-        if not argument:
-            for name, each in known.items():
-                mark = "*" if name == self.app.spec.name else " "
-                self.screen.line(each.description, head=f"{mark} {name:<12} ")
-        elif argument in known:
-            self.app.work_as(argument)
-            self._note(f"Agent {argument}: {self.app.spec.description}.")
-        else:
-            self._warn(f"There is no agent {argument}; known: {', '.join(known)}.")
-
-    def plan(self, argument: str) -> Entries:
-        """Between plan and build; what is behind the word is entered."""
-        self.agent("build" if self.app.spec.name == "plan" and not argument else "plan")
-        return [argument] if argument else []
-
-    def permissions(self, argument: str) -> None:
-        given = self.app.permissions
-        self.screen.line(wording.RULES)
-        for rule in [*given.rules, *given.agent, *given.flags, *given.workspace, *given.memory]:
-            exactly = "exactly " if rule.is_exact else ""
-            text = f"{rule.permission}: {exactly}{rule.pattern}  ({rule.source})"
-            self.screen.line(text, head=f"  {rule.action:<6} ")
-        if given.yolo:
-            self._warn("  All other questions are answered yes (yolo).")
-
-    def mode(self, argument: str) -> None:
-        """The next of build, plan and yolo; the prompt shows it."""
-        was_yolo = self.app.permissions.yolo
-        was_plan = self.app.spec.name == "plan"
-        self.app.permissions.yolo = was_plan and not was_yolo
-        self.app.work_as("build" if was_plan or was_yolo else "plan")
-
-    def yolo(self, argument: str) -> None:
-        permissions = self.app.permissions
-        permissions.yolo = not permissions.yolo
-        off = "Commands and edits are no longer asked about; /yolo turns that off."
-        self._warn(off if permissions.yolo else "Asking again.")
-
-    # -- the last run
-
+    @command("undo", "undo the last run: its file changes and its messages")
     def undo(self, argument: str) -> None:
         self._take_back(1)
 
-    def _take_back(self, number: int) -> None:
-        """Undo so many runs, or as many as can be; the entry of the earliest stands at the prompt, to be reworded."""
-        prompt, snapshots = "", self.conversation.snapshots
-        for left in range(len(snapshots.runs), len(snapshots.runs) - number, -1):
-            undone = self._travel("Undone", snapshots.undo)
-            if len(snapshots.runs) == left:  # the reason has been shown
-                break
-            prompt = undone
-        if prompt:
-            self.repl.keyboard.early.insert(0, " ".join(words_of(prompt).split()))
+    @command("redo", "redo what was undone")
+    def redo(self, argument: str) -> None:
+        self._restore("Redone", self.conversation.snapshots.redo)
 
+    @command("back", "go back to before an earlier entry (also Esc twice)")
     def back(self, argument: str) -> None:
         """Undo all runs from the one on whose entry is chosen; the newest has the number 1."""
-        runs = self.conversation.snapshots.runs
-        said = {each.get("meta", {}).get("timestamp"): each for each in self.app.agent.messages}
-        entries = (words_of(text_of(said.get(run.message, {}))) for run in reversed(runs))
-        rows = ((entry or "(no longer in the conversation)", "") for entry in entries)
-        numbers = [str(number) for number in range(1, len(runs) + 1)]
-        if not runs:
-            self._note("There is no entry to go back to.")
+        entries = self._entries()
+        numbers = [str(number) for number in range(1, len(entries) + 1)]
+        if not entries:
+            self.note("There is no entry to go back to.")
         elif not argument:
             self.screen.line(wording.BACK, "bold")
+            rows = [(entry or "(no longer in the conversation)", "") for entry in entries]
             argument = self.repl.prompter.choose(numbers, rows, "number: ")
         if argument in numbers:
             self._take_back(int(argument))
         elif argument:
-            self._warn(f"There is no entry {argument}.")
+            self.warn(f"There is no entry {argument}.")
 
-    def redo(self, argument: str) -> None:
-        self._travel("Redone", self.conversation.snapshots.redo)
+    def _entries(self) -> list[str]:
+        """What began the runs that can be undone, the newest first; "" if it is gone."""
+        said: dict[object, Message] = {}  # by its time
+        for message in self.app.agent.messages:
+            said[message.get("meta", {}).get("timestamp")] = message
+        runs = self.conversation.snapshots.runs
+        messages = [said.get(run.message, {}) for run in reversed(runs)]
+        return [words_of(text_of(message)) for message in messages]
 
-    def _travel(self, done: str, how: Callable[[list[Message]], UndoResult]) -> str:
-        """Undo or redo, which must not be left half done: a Ctrl+C meanwhile changes nothing. The run's prompt."""
+    def _take_back(self, number: int) -> None:
+        """Undo so many runs, or as many as can be; the entry of the earliest is shown at the
+        prompt, to be reworded."""
+        prompt = ""
+        snapshots = self.conversation.snapshots
+        for _ in range(number):
+            before = len(snapshots.runs)
+            undone = self._restore("Undone", snapshots.undo)
+            if len(snapshots.runs) == before:  # the reason has been shown
+                break
+            prompt = undone
+        if prompt:
+            words = words_of(prompt).split()
+            self.repl.keyboard.early.insert(0, " ".join(words))
+
+    def _restore(self, done: str, how: Callable[[list[Message]], UndoResult]) -> str:
+        """Undo or redo, which must not be left half done: a Ctrl+C during it changes nothing.
+        Returns the run's prompt."""
         result = UndoResult(problem="Nothing was done.")
         with contextlib.suppress(KeyboardInterrupt), silent_keys(), defer_sigint():
             result = how(self.app.agent.messages)
             self.conversation.settle()
         if result.problem:
-            self._warn(result.problem)
+            self.warn(result.problem)
         else:
             self.screen.line(f"{done}: {first_of(result.paths) or 'no file was changed'}.")
         if result.lost:
-            self._warn(f"Not restored, since the contents are gone: {first_of(result.lost)}.")
+            self.warn(f"Not restored, since the contents are gone: {first_of(result.lost)}.")
         return result.prompt
 
+    @command(
+        "diff",
+        "what the last run changed; /diff all: this conversation",
+        words=lambda table: ("all",),
+    )
     def diff(self, argument: str) -> None:
         snapshots = self.conversation.snapshots
-        run = snapshots.runs[-1] if snapshots.runs and argument != "all" else None
-        changes = snapshots.diff(run) if snapshots.runs else ""
-        for row in exact_diff(changes) if changes else [[("No file was changed.", "dim")]]:
+        changes = ""
+        if snapshots.runs:
+            changes = snapshots.diff(None if argument == "all" else snapshots.runs[-1])
+        if not changes:
+            self.note("No file was changed.")
+            return
+        for row in exact_diff(changes):
             self.screen.exact_line(*row)
 
+    @command("last", "show the whole output of the last tool call; /last 3: of the third last")
     def last(self, argument: str) -> None:
         """Show the output of the call with this number, or which numbers there are."""
-        known = self.repl.render.last
-        number = int(argument) if argument.isdecimal() else int(not argument)
-        if not known:
-            self._note("No tool was called yet.")
-        elif 0 < number <= len(known):
+        calls = self.repl.render.last
+        number = int(argument) if argument.isdecimal() else 0
+        if not argument:
+            number = 1
+        if not calls:
+            self.note("No tool was called yet.")
+        elif 0 < number <= len(calls):
             self.repl.render.show_last(number)
         else:
-            for number, (title, _) in enumerate(known, 1):
+            for number, (title, _) in enumerate(calls, 1):
                 self.screen.line(one_line(f"{number:>3}  {title}", self.screen.width - 1))
 
+    # -- texts that go out and come in
+
+    @command("copy", "copy the last answer to the clipboard, or to a file: /copy [FILE]")
     def copy(self, argument: str) -> None:
-        answers = (each for each in self.app.agent.messages[::-1] if each["role"] == "assistant")
-        text = next(filter(None, (text_of(each).strip() for each in answers)), "")
+        text = self._last_answer()
         if not text:
-            self._note("There is no answer yet.")
-        elif argument:
-            write_new(path := Path(os.path.expanduser(argument)), f"{text}\n")
+            self.note("There is no answer yet.")
+            return
+        if argument:
+            path = Path(os.path.expanduser(argument))
+            write_new(path, f"{text}\n")
             self.screen.line(f"Written to {path}.")
-        elif how := needed("coder.cli.clipboard", "/copy").copy(text, self.screen):
-            self.screen.line(
-                f"Copied {len(text)} characters {how}. /copy FILE writes them to a file."
-            )
+            return
+        how = needed("coder.cli.clipboard", "/copy").copy(text, self.screen)
+        if how:
+            copied = f"Copied {len(text)} characters {how}."
+            self.screen.line(f"{copied} /copy FILE writes them to a file.")
         else:
-            self._warn(
-                "This terminal has no clipboard, or one that is too small; /copy FILE writes a file."
-            )
+            nothing = "This terminal has no clipboard, or one that is too small"
+            self.warn(f"{nothing}; /copy FILE writes a file.")
 
-    # -- conversations
+    def _last_answer(self) -> str:
+        for message in reversed(self.app.agent.messages):
+            text = text_of(message).strip()
+            if message["role"] == "assistant" and text:
+                return text
+        return ""
 
-    def new(self, argument: str) -> None:
-        self.conversation.begin()
-        self._note("A new conversation.")
-
-    def resume(self, argument: str) -> None:
-        infos, store = self.conversation.resumable(), self.conversation.store
-        ids = [info.id for info in infos]
-        if argument:
-            argument = by_number(ids, argument)
-        elif infos:
-            width = self.screen.width - 6
-            lines = (session_line(info, width=width) for info in infos)
-            ends = (f"{one_line(ask, width // 2)} → {text}" for ask, text in map(store.ending, ids))
-            argument = self.repl.prompter.choose(ids, zip(lines, ends), "number, name or id: ")
-        else:
-            self._note("There is no older conversation in this folder.")
-        if argument:
-            self.conversation.resume(argument)
-            self.screen.line()
-            self.repl.replay()
-
-    def name(self, argument: str) -> None:
-        if argument:
-            self.conversation.rename(argument)
-        title = self.conversation.recorder.info.title
-        self._note(f"This conversation: {title or 'without a name; /name TITLE gives one'}")
-
+    @command("export", "write the conversation to a file: /export [FILE.md|.html|.json]")
     def export(self, argument: str) -> None:
         self.screen.line(f"Written to {self.conversation.export(argument)}.")
+
+    @command("editor", "write the entry in $VISUAL or $EDITOR (also Ctrl+G)")
+    def editor(self, argument: str) -> Entries:
+        return self.repl.keyboard.edit(argument)
+
+    @command("init", "let the model write AGENTS.md for this project")
+    def init(self, argument: str) -> Entries:
+        return [needed("coder.agent.instructions", "/init").INIT]
+
+    @command("review", "let the model review what is not committed: /review [WHAT]")
+    def review(self, argument: str) -> Entries:
+        # Of several lines: nothing in it is taken for a command
+        return [needed("coder.agent.instructions", "/review").review(argument) + "\n"]
+
+    @command("exit quit q", "exit (also Ctrl+D)")
+    def exit(self, argument: str) -> None:
+        raise Leave(0)
+
+
+def do_not_report(text: str) -> None:
+    pass

@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from coder import events
 from coder.cli.app import App
@@ -131,8 +131,10 @@ class Conversation:
         self.recorder.sync()
         module = needed("coder.sessions.export", "/export")
         path = Path(os.path.expanduser(file or f"session-{self.recorder.session_id}.md"))
-        if (form := path.suffix.removeprefix(".") or "md") not in ("md", "html", "json"):
-            raise ConfigError(f"a file of an export ends in .md, .html or .json, not in .{form}")
+        form = path.suffix.removeprefix(".") or "md"
+        if form not in get_args(module.Format):
+            endings = " or ".join(f".{name}" for name in get_args(module.Format))
+            raise ConfigError(f"a file of an export ends in {endings}, not in .{form}")
         redactor = module.redactor(*self.app.settings.keys)
         text = module.export(self.store, self.recorder.session_id, form, redactor)
         write_new(path, text)

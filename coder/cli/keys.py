@@ -21,55 +21,69 @@ from typing import Any
 
 from coder.cli.process import at_end, begin_exit
 
-MARK_PASTES, MARK_NONE = "\x1b[?2004h", "\x1b[?2004l"
-PASTE_BEGINS, PASTE_ENDS = "\x1b[200~", "\x1b[201~"
+MARK_PASTES = "\x1b[?2004h"
+MARK_NONE = "\x1b[?2004l"
+PASTE_BEGINS = "\x1b[200~"
+PASTE_ENDS = "\x1b[201~"
 KEY = re.compile(r"\x1b{1,2}(?:\[\[?[0-?]*[ -/]*[@-~]?|O.?)|\x1b\r|\x1b[^\r\n]?|\r\n|.", re.S)
 BEGUN = re.compile(r"\x1b{1,2}(?:\[[0-?]*|O)?")  # a key's sequence that the next read ends
-PASTED = PASTE_BEGINS  # stands before each character of a paste
-ESC, CTRL_D = "\x1b", "\x04"
+PASTED = PASTE_BEGINS  # in front of each character of a paste
+ESC = "\x1b"
+CTRL_D = "\x04"
 ENTER = ("\r", "\r\n")
 # Ctrl+J, Alt+Enter; an Enter that does not end a read was pasted
 NEWLINE = (*ENTER, "\n", "\x1b\r", f"{PASTED}\n")
-ESC_ALONE = 0.05  # seconds without a byte behind an Esc that begins no other key
+ESC_ALONE = 0.05  # seconds without a byte after an Esc that begins no other key
 PASTE_PAUSE = 1.0  # seconds without a byte that end a paste
 ESC_TWICE = 1.0  # seconds between two that belong together
 ESC_CHECK = 0.1  # seconds between two looks at the one that readline holds
+LONG_AGO = -100.0
 READING_SEQUENCE = 0x200000  # in readline's state: RL_STATE_MULTIKEY
-IFLAG, LFLAG = 0, 3  # places in termios' list
+IFLAG = 0  # index in termios' list
+LFLAG = 3
 UTF8_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")  # one of which a system has (PEP 538)
 
-_at_continue: list[
-    Callable[[], object]
-] = []  # what draws again, after a stop, the row that takes keys
+# They draw the row that takes keys, when the program goes on after a stop
+_at_continue: list[Callable[[], object]] = []
 _at_start: list[Any] = []  # the terminal's modes; empty: no terminal, or not begun
 
 
 def keep_modes() -> None:
-    """Remember the terminal's modes; they are restored at the end, and while Ctrl+Z has stopped the program."""
-    if not _at_start and (now := _attributes()):
-        _at_start[:] = now
-        at_end.append(_restore)
-        if signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
-            signal.signal(signal.SIGTSTP, _stop)
+    """Remember the terminal's modes; they are restored at the end, and while Ctrl+Z has stopped
+    the program."""
+    now = _attributes()
+    if _at_start or not now:
+        return
+    _at_start[:] = now
+    at_end.append(_restore)
+    if signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+        signal.signal(signal.SIGTSTP, _stop)
 
 
 @contextlib.contextmanager
 def tty_flags(on: str = "", off: str = "") -> Iterator[bool]:
-    """While inside, these flags of stdin's terminal are on or off; without ICRNL, Enter is no Ctrl+J. False without one."""
+    """While inside, these flags of stdin's terminal are on or off; False if it is no terminal.
+
+    Without ICRNL, Enter is no Ctrl+J.
+    """
     before = _attributes()
     if before is None:
         yield False
         return
     changed = list(before)
     for name in on.split():
-        changed[IFLAG if name == "ICRNL" else LFLAG] |= getattr(termios, name)
+        changed[_field_of(name)] |= getattr(termios, name)
     for name in off.split():
-        changed[IFLAG if name == "ICRNL" else LFLAG] &= ~getattr(termios, name)
+        changed[_field_of(name)] &= ~getattr(termios, name)
     _apply(changed)
     try:
         yield True
     finally:
         _apply(before)
+
+
+def _field_of(flag: str) -> int:
+    return IFLAG if flag == "ICRNL" else LFLAG
 
 
 def silent_keys() -> AbstractContextManager[bool]:
@@ -79,13 +93,16 @@ def silent_keys() -> AbstractContextManager[bool]:
 
 @contextlib.contextmanager
 def single_keys() -> Iterator[bool]:
-    """While inside, keys come one by one, and pastes are marked. False where there is no terminal."""
+    """While inside, keys come one by one, and pastes are marked. False without a terminal."""
     with tty_flags(on="NOFLSH", off="ICANON ECHO ICRNL") as is_terminal:
-        send(MARK_PASTES if is_terminal else "")
+        if not is_terminal:
+            yield False
+            return
+        send(MARK_PASTES)
         try:
-            yield is_terminal
+            yield True
         finally:
-            send(MARK_NONE if is_terminal else "")
+            send(MARK_NONE)
 
 
 def _attributes() -> list[Any] | None:
@@ -96,7 +113,7 @@ def _attributes() -> list[Any] | None:
 
 
 def _apply(wanted: list[Any]) -> None:
-    """Set the modes. In the background that would stop the program; and the terminal may be gone."""
+    """Set the modes. In the background that would stop the program; the terminal may be gone."""
     with contextlib.suppress(OSError, ValueError, termios.error):
         if _is_in_front():
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, wanted)
@@ -121,7 +138,7 @@ def _restore() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Ctrl+Z: the shell gets the terminal as it was, and afterwards the program as it left it."""
+    """Ctrl+Z: give the shell the terminal as it was, and afterwards the program as it left it."""
     now = _attributes()
     _restore()
     signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -129,7 +146,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTSTP, _stop)
     if now and now != _at_start:
         _apply(now)
-        send("" if now[LFLAG] & termios.ICANON else MARK_PASTES)
+        if not now[LFLAG] & termios.ICANON:
+            send(MARK_PASTES)
     if _at_continue and _is_in_front():
         _at_continue[-1]()
 
@@ -145,9 +163,11 @@ def drawn_again(draw: Callable[[], object]) -> Iterator[None]:
 
 
 def take_utf8() -> None:
-    """Let readline take UTF-8 where the locale is C, as Python does itself (PEP 540); it knows ASCII only there.
+    """Let readline take UTF-8 if the locale is C, in which it knows only ASCII, as Python itself
+    does (PEP 540).
 
-    It reads the variable from C's environment. Python's own, which commands get, keeps what the user has set.
+    It reads the variable from C's environment. Python's own, which commands get, keeps what the
+    user has set.
     """
     import locale  # late: for the prompt only
 
@@ -161,7 +181,8 @@ def take_utf8() -> None:
 
 
 def end_with_terminal() -> None:
-    """End the program where its terminal is gone. libedit reads it again and again then, and sees no signal."""
+    """End the program when its terminal is gone: libedit reads it again and again then, and sees
+    no signal."""
     poll = select.poll()
     poll.register(sys.stdin, 0)
     if poll.poll()[0][1] & select.POLLHUP:
@@ -170,7 +191,8 @@ def end_with_terminal() -> None:
 
 
 class Keys:
-    """The terminal's bytes as keys: a character, a control character or a sequence; PASTED and a character."""
+    """The terminal's bytes as keys: a character, a control character or a sequence; in a paste,
+    PASTED and a character."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -179,70 +201,95 @@ class Keys:
 
     def feed(self, data: bytes) -> list[str]:
         """The keys that these bytes end."""
-        found = KEY.findall(self._held_keys + self._decoder.decode(data))
-        self._held_keys = found.pop() if found and BEGUN.fullmatch(found[-1]) else ""
+        sequences = KEY.findall(self._held_keys + self._decoder.decode(data))
+        self._held_keys = ""
+        if sequences and BEGUN.fullmatch(sequences[-1]):
+            self._held_keys = sequences.pop()
         keys = []
-        for key in found:
+        for key in sequences:
             if key in (PASTE_BEGINS, PASTE_ENDS):
                 self._is_pasting = key == PASTE_BEGINS
+            elif self._is_pasting:
+                keys.append(PASTED + ("\n" if key in ENTER else key))
             else:
-                pasted = PASTED + ("\n" if key in ENTER else key)
-                keys.append(pasted if self._is_pasting else key)
+                keys.append(key)
         return keys
 
     def read(self, *others: int, seconds: float | None = None) -> list[str]:
-        """The keys that come next; none after `seconds`, or where one of `others` can be read. Raises EOFError."""
+        """The keys that come next; none after `seconds`, or if one of the files `others` can be
+        read. Raises EOFError."""
         terminal = sys.stdin.fileno()
         while True:
             is_esc = self._held_keys in (ESC, ESC * 2)
-            ready = select.select([terminal, *others], [], [], ESC_ALONE if is_esc else seconds)[0]
+            patience = ESC_ALONE if is_esc else seconds
+            ready = select.select([terminal, *others], [], [], patience)[0]
+            if not ready:
+                self._held_keys = ""
+                return [ESC] if is_esc else []
             if terminal not in ready:
-                self._held_keys = self._held_keys if ready else ""
-                return [ESC] if is_esc and not ready else []
+                return []
             data = b""
             with contextlib.suppress(OSError):
                 data = os.read(terminal, 1 << 16)
             if not data:  # the terminal is gone
                 raise EOFError
-            if keys := self.feed(data):
+            keys = self.feed(data)
+            if keys:
                 return keys
+
+    def read_all(self, quiet: float) -> list[str]:
+        """All keys, until none has come for `quiet` seconds. Raises EOFError."""
+        keys: list[str] = []
+        while more := self.read(seconds=quiet):
+            keys += more
+        return keys
 
 
 class HeldEsc:
-    """The Esc that GNU readline holds: it would take it and the next key for one, however late that comes.
+    """The Esc that GNU readline holds: it would take it and the next key for one, however late
+    that comes.
 
-    Its keyseq-timeout does not count in the way in which Python calls it. Raises AttributeError, OSError or ValueError
-    where readline's own variables cannot be reached, such as in a Python that was linked statically.
+    Its keyseq-timeout does not count in the way in which Python calls it. Raises AttributeError,
+    OSError or ValueError if readline's own variables cannot be reached, such as in a Python that
+    was linked statically.
     """
 
     def __init__(self, readline: ModuleType, end: str) -> None:
         import ctypes  # late: for the prompt only
 
         self.end = end  # the characters with which Esc ends a line
-        self._readline, self._library = readline, ctypes.CDLL(readline.__file__)
+        self._readline = readline
+        self._library = ctypes.CDLL(readline.__file__)
         self._state = ctypes.c_ulong.in_dll(self._library, "rl_readline_state")
         self._held = ctypes.c_char_p.in_dll(self._library, "rl_executing_keyseq")
         self._length = ctypes.c_int.in_dll(self._library, "rl_key_sequence_length")
         self._give_up = self._library.rl_callback_sigcleanup
         self.draw_again = self._library.rl_forced_update_display  # the prompt and the line
-        self._last_one: tuple[float, str] = -100.0, ""  # when it came, and the line then
+        self._last_came = LONG_AGO
+        self._last_line = ""  # as it was then
 
     def ends(self, presses: int) -> Callable[[int, FrameType | None], None]:
-        """A handler for the clock's signal while readline reads: so many Esc end the line, others are nothing."""
+        """A handler for the clock's signal while readline reads: so many Esc end the line, fewer
+        do nothing."""
 
         def look(number: int, frame: FrameType | None) -> None:
-            # First and without a call: behind Ctrl+C Python may come here with the exception set, which no call may see
+            # First and without a call: after Ctrl+C Python may come here with the exception set,
+            # which no call may see
             if not self._state.value & READING_SEQUENCE:
                 return
             held = (self._held.value or b"")[: self._length.value].decode("latin-1")
             if held.strip(ESC):
                 return
             self._give_up()
-            line, now = self._readline.get_line_buffer(), time.monotonic()
-            is_second = self._last_one[1] == line and now - self._last_one[0] < ESC_TWICE
-            self._last_one = now, line
-            if len(held) + is_second >= presses:
-                self._last_one = -100.0, ""
+            line = self._readline.get_line_buffer()
+            now = time.monotonic()
+            count = len(held)
+            if line == self._last_line and now - self._last_came < ESC_TWICE:
+                count += 1
+            self._last_came = now
+            self._last_line = line
+            if count >= presses:
+                self._last_came = LONG_AGO
                 for key in self.end:
                     self._library.rl_stuff_char(ord(key))
                 self._library.rl_callback_read_char()
@@ -252,21 +299,23 @@ class HeldEsc:
 
 def waiting_keys(quiet: float) -> str:
     """Take what was typed and not read yet, until no key has come for `quiet` seconds, as text."""
-    reader, keys = Keys(), list[str]()
+    keys: list[str] = []
     with tty_flags(on="NOFLSH", off="ICANON ECHO") as is_terminal, contextlib.suppress(EOFError):
-        while is_terminal and (more := reader.read(seconds=quiet)):
-            keys += more
+        if is_terminal:
+            keys = Keys().read_all(quiet)
     return text_of(keys)
 
 
 def read_paste() -> str:
     """The rest of a paste whose beginning has been read, and nothing of what follows it."""
-    end, data = PASTE_ENDS.encode(), b""
+    end = PASTE_ENDS.encode()
+    data = b""
     while not data.endswith(end):
         begun = max(size for size in range(len(end)) if data.endswith(end[:size]))
         if not select.select([sys.stdin], [], [], PASTE_PAUSE)[0]:
-            break  # what has no end
-        if not (piece := os.read(sys.stdin.fileno(), len(end) - begun)):
+            break  # it has no end
+        piece = os.read(sys.stdin.fileno(), len(end) - begun)
+        if not piece:
             break
         data += piece
     text = data.removesuffix(end).decode("utf-8", "replace")
@@ -275,5 +324,5 @@ def read_paste() -> str:
 
 def text_of(keys: list[str]) -> str:
     """What these keys write."""
-    texts = ("\n" if key in NEWLINE else key.removeprefix(PASTED) for key in keys)
+    texts = ["\n" if key in NEWLINE else key.removeprefix(PASTED) for key in keys]
     return "".join(text for text in texts if text.isprintable() or text in "\n\t")

@@ -1,9 +1,11 @@
-"""What is set up for the whole process: safe standard streams, no look into it for others, signals, late imports.
+"""What is set up for the whole process: safe standard streams, memory that others cannot read,
+signals, late imports.
 
-The first Ctrl+C sets the run's Abort: the stream, the tools and the waits see it and end with the history in order.
-Code that does not look at it within a second gets a KeyboardInterrupt. A second Ctrl+C ends the program, as SIGTERM, SIGHUP
-and SIGQUIT do: it unwinds, kills our processes, and restores the terminal, or is forced to after EXIT_AFTER seconds. In a
-session it counts once the prompt stands again, or where that does not come.
+The first Ctrl+C sets the run's Abort: the stream, the tools and the waits see it and end with the
+history in order. Code that does not look at it within a second gets a KeyboardInterrupt. A second
+Ctrl+C ends the program, as SIGTERM, SIGHUP and SIGQUIT do: it unwinds, kills our processes, and
+restores the terminal, or is forced to after EXIT_AFTER seconds. In a session it counts once the
+prompt is shown again, or if that does not come.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +34,11 @@ from coder.permissions.sanitize import strip_controls
 if TYPE_CHECKING:
     from coder.abort import Abort
 
-USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130  # exit codes
+# Exit codes
+USAGE = 2
+LIMIT = 3
+TRANSIENT = 75
+INTERRUPTED = 130
 PR_SET_DUMPABLE = 4
 MAX_INPUT = 400_000  # bytes of stdin: about 100,000 tokens, and `yes |` never ends
 PATIENCE = 3.0  # seconds
@@ -39,20 +46,25 @@ WAITING = "coder: waiting for the end of standard input (Ctrl+D, or start with <
 WAKE_EVERY = 0.2  # seconds
 FORCE_TICKS = 4  # of that clock, until code that does not look at the token is interrupted
 EXIT_AFTER = 1.5  # seconds; the promise is two
-STUCK_AFTER = 2.0  # seconds behind Ctrl+C: a run that has not stopped by then will not
+STUCK_AFTER = 2.0  # seconds after Ctrl+C: a run that has not stopped by then will not
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 Handler = Callable[[int, FrameType | None], None]
 at_end: list[Callable[[], None]] = []  # called when the program ends, perhaps twice
 _exit_codes: list[int] = []  # the first one counts; empty until the shutdown begins
-_runs: list[Abort] = []  # under way
+_runs: list[Abort] = []  # of the present runs
+
+
+def ignore(number: int, frame: FrameType | None) -> None:
+    """A handler by which a signal has no effect."""
 
 
 def hide_process() -> None:
     """Let no other process read the memory and environment of this one, as far as this system can.
 
-    A command can look into its parent: /proc/PID/environ and /proc/PID/mem belong to the same user. Not hidden: from root,
-    and where another process has the key in its environment, such as the shell that started the program.
+    A command can look into its parent: /proc/PID/environ and /proc/PID/mem belong to the same user.
+    Not hidden: from root, and if another process has the key in its environment, such as the shell
+    that started the program.
     """
     import ctypes  # late: 4 ms
     import resource
@@ -64,32 +76,37 @@ def hide_process() -> None:
 
 
 def mend_streams() -> None:
-    """Replace a closed standard stream by the null device, so that no socket takes its number; write ? where a C
-    locale has no é, and read UTF-8 there, and bytes that are no text."""
+    """Replace a closed standard stream by the null device, so that no socket takes its number.
+
+    If the locale is C, write ? for é, and read UTF-8; bytes that are no text are read, too.
+    """
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
         elif name == "stdin":
             encoding = "utf-8" if stream.encoding == "ascii" else None
-            with contextlib.suppress(
-                AttributeError, io.UnsupportedOperation
-            ):  # no stream of a file
+            # It may be no stream of a file
+            with contextlib.suppress(AttributeError, io.UnsupportedOperation):
                 stream.reconfigure(encoding=encoding, errors="replace")
         elif stream is getattr(sys, f"__{name}__"):
             raw = io.BufferedWriter(Output(stream.fileno(), needed=name == "stdout"))
-            tty = name == "stderr" or stream.isatty()
-            text = io.TextIOWrapper(raw, stream.encoding, "replace", line_buffering=tty)
+            by_line = name == "stderr" or stream.isatty()
+            text = io.TextIOWrapper(raw, stream.encoding, "replace", line_buffering=by_line)
             setattr(sys, name, text)
 
 
 class Output(io.FileIO):
-    """What lies under stdout and stderr. Progress that cannot be written is dropped; for the answer (`needed`) a
-    line gives the reason, and BrokenPipeError is raised, as where its reader has left."""
+    """The file under stdout and stderr. Progress that cannot be written is dropped.
+
+    If it is the answer (`needed`), a line gives the reason, and BrokenPipeError is raised, as if
+    its reader had left.
+    """
 
     def __init__(self, number: int, needed: bool) -> None:
         super().__init__(number, "w", closefd=False)
-        self.needed, self.failed = needed, False
+        self.needed = needed
+        self.failed = False
 
     def write(self, data: Any) -> int:
         try:
@@ -105,23 +122,16 @@ class Output(io.FileIO):
 
 
 def read_stdin(always: bool) -> str:
-    """All of stdin, up to MAX_INPUT bytes, where it is a pipe, a file or a socket, or `always`. A note names what is waited for,
-    since a pipe left open looks like a hang."""
+    """All of stdin, up to MAX_INPUT bytes, if it is a pipe, a file or a socket, or `always`.
+
+    A note names what is waited for, since a pipe left open looks like a hang.
+    """
     mode = 0  # of a closed stdin
     with contextlib.suppress(OSError, ValueError):
         mode = os.fstat(sys.stdin.fileno()).st_mode
     if not (always or stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
         return ""
-    data, note_at = b"", time.monotonic() + PATIENCE
-    while len(data) <= MAX_INPUT:
-        left = max(0.0, note_at - time.monotonic()) if note_at else None
-        if not select.select([sys.stdin], [], [], left)[0]:
-            sys.stderr.write(WAITING)
-            note_at = 0.0
-        elif piece := os.read(sys.stdin.fileno(), MAX_INPUT + 1 - len(data)):
-            data += piece
-        else:
-            break
+    data = _read_all(sys.stdin.fileno(), MAX_INPUT + 1)
     text = data[:MAX_INPUT].decode("utf-8", "replace")
     if len(data) <= MAX_INPUT:
         return text
@@ -129,11 +139,28 @@ def read_stdin(always: bool) -> str:
     return f"{text}\n... [cut after {MAX_INPUT} bytes]"
 
 
+def _read_all(number: int, most: int) -> bytes:
+    """The bytes of a file until its end, at most so many; a note is written once it takes long."""
+    data = b""
+    note_at: float | None = time.monotonic() + PATIENCE
+    while len(data) < most:
+        patience = max(0.0, note_at - time.monotonic()) if note_at is not None else None
+        if not select.select([number], [], [], patience)[0]:
+            sys.stderr.write(WAITING)
+            note_at = None
+            continue
+        piece = os.read(number, most - len(data))
+        if not piece:
+            break
+        data += piece
+    return data
+
+
 # ---- imports of modules that may be deleted ----------------------------------------------------
 
 
 def optional(name: str) -> Any:
-    """Import a module; None where it, or a module of this package that it imports, was deleted."""
+    """Import a module; None if it, or a module of this package that it imports, was deleted."""
     try:
         __import__(name)  # which -X importtime shows, unlike import_module
         return sys.modules[name]
@@ -144,14 +171,16 @@ def optional(name: str) -> Any:
 
 
 def collect_garbage() -> None:
-    """From now on, and never what was imported so far (`__main__.py` has switched the collector off)."""
+    """Collect it from now on, but never what was imported so far (`__main__.py` has switched the
+    collector off)."""
     gc.freeze()
     gc.enable()
 
 
 def needed(name: str, purpose: str) -> Any:
     """Import the module that `purpose`, which the user asked for, needs. Raises ConfigError."""
-    if (module := optional(name)) is None:
+    module = optional(name)
+    if module is None:
         raise ConfigError(f"{purpose} is not available: {name} or a part of it was deleted")
     return module
 
@@ -160,9 +189,10 @@ def needed(name: str, purpose: str) -> Any:
 
 
 class Interrupts:
-    """Ctrl+C and Esc during the runs of a session. `presses` counts the former since it was set to 0."""
+    """Ctrl+C and Esc during the runs of a session. `presses` counts the former since it was 0."""
 
-    presses, escaped = 0, False
+    presses = 0
+    escaped = False
     at_prompt = False  # whether a run ends there: what is pressed until then is meant for the run
     _stops_since = 0.0  # the first press (monotonic)
 
@@ -179,22 +209,13 @@ class Interrupts:
 
     @contextmanager
     def stopping(self, abort: Abort) -> Iterator[None]:
-        """While inside, signals stop the run that `abort` belongs to, so that its last event comes."""
-        ticks = 0  # since then
-
-        def press(number: int, frame: FrameType | None) -> None:
-            if not self.presses:
-                self._stops_since = time.monotonic()
-            self.presses += 1
-            abort.set()
-            is_stuck = time.monotonic() - self._stops_since > STUCK_AFTER
-            leaves = self.presses > 1 and (is_stuck or not self.at_prompt)
-            if leaves and begin_exit(128 + signal.SIGINT):
-                raise KeyboardInterrupt
+        """While inside, signals stop the run of `abort`, so that its last event comes."""
+        ticks = 0  # since it was stopped
 
         def force(number: int, frame: FrameType | None) -> None:
             nonlocal ticks
-            ticks += bool(self.presses or self.escaped or self.ended)
+            if self.presses or self.escaped or self.ended:
+                ticks += 1
             if ticks == FORCE_TICKS:
                 raise KeyboardInterrupt
 
@@ -202,26 +223,36 @@ class Interrupts:
             abort.set()
         _runs.append(abort)
         try:
-            with handling(signal.SIGINT, press), wake_up(force):
+            with handling(signal.SIGINT, partial(self._press, abort)), wake_up(force):
                 yield
         finally:
             _runs.remove(abort)
             if _exit_codes:
                 raise SystemExit(_exit_codes[0])
 
+    def _press(self, abort: Abort, number: int, frame: FrameType | None) -> None:
+        """Ctrl+C during a run stops it; another one ends the program, in a session only if the
+        run does not stop."""
+        if not self.presses:
+            self._stops_since = time.monotonic()
+        self.presses += 1
+        abort.set()
+        is_stuck = time.monotonic() - self._stops_since > STUCK_AFTER
+        leaves = self.presses > 1 and (is_stuck or not self.at_prompt)
+        if leaves and begin_exit(128 + signal.SIGINT):
+            raise KeyboardInterrupt
+
     def count(self, number: int, frame: FrameType | None) -> None:
-        """Take a Ctrl+C that comes beside a run and must not break off what is done then."""
+        """Take a Ctrl+C that comes next to a run and must not break off what is done then."""
         self.presses += 1
 
 
 @contextmanager
-def wake_up(
-    handler: Handler = lambda number, frame: None, every: float = WAKE_EVERY
-) -> Iterator[None]:
+def wake_up(handler: Handler = ignore, every: float = WAKE_EVERY) -> Iterator[None]:
     """While inside, a clock wakes the main thread and calls `handler`, `every` so many seconds.
 
-    Python looks for signals before a call that blocks. One that comes between the look and the call does not wake the
-    call, and would be seen when something is read, which may be never.
+    Python looks for signals before a call that blocks. One that comes between the look and the call
+    does not wake the call, and would be seen when something is read, which may be never.
     """
     with handling(signal.SIGALRM, handler):
         clock = signal.setitimer(signal.ITIMER_REAL, every, every)
@@ -232,8 +263,8 @@ def wake_up(
 
 
 @contextmanager
-def handling(number: int, handler: Handler = lambda number, frame: None) -> Iterator[None]:
-    """While inside, `handler` takes this signal; by default nothing comes of it."""
+def handling(number: int, handler: Handler = ignore) -> Iterator[None]:
+    """While inside, `handler` takes this signal; by default it has no effect."""
     before = signal.signal(number, handler)
     try:
         yield
@@ -243,11 +274,17 @@ def handling(number: int, handler: Handler = lambda number, frame: None) -> Iter
 
 @contextmanager
 def defer_sigint() -> Iterator[None]:
-    """While inside, Ctrl+C waits; it comes as KeyboardInterrupt at the end. For imports, which must not be left half done."""
-    pressed: list[int] = []
-    with handling(signal.SIGINT, lambda number, frame: pressed.append(number)):
+    """While inside, Ctrl+C waits; it comes as KeyboardInterrupt at the end. For imports, which must
+    not be left half done."""
+    is_pressed = False
+
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal is_pressed
+        is_pressed = True
+
+    with handling(signal.SIGINT, press):
         yield
-    if pressed and not _exit_codes:
+    if is_pressed and not _exit_codes:
         raise KeyboardInterrupt
 
 
@@ -256,7 +293,8 @@ def defer_sigint() -> Iterator[None]:
 
 @contextmanager
 def graceful_shutdown() -> Iterator[None]:
-    """Around the whole program: however it ends, afterwards no child process is left and the terminal is restored."""
+    """Around the whole program: however it ends, afterwards no child process is left, and the
+    terminal is restored."""
     for number in ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, _exit)
@@ -268,13 +306,14 @@ def graceful_shutdown() -> Iterator[None]:
         _exit_codes.append(0)
         _clean_up()
         if any(_exit_codes):
-            # Python's own end restores the default handlers: a late signal would change the exit code
+            # Python's own end restores the default handlers, by which a late signal would change
+            # the exit code
             for number in (*ENDING, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
 
 
 def begin_exit(code: int) -> bool:
-    """Begin the shutdown with this exit code. False where it had begun before."""
+    """Begin the shutdown with this exit code. False if it had begun before."""
     if _exit_codes:
         return False
     _exit_codes.append(code)
@@ -284,7 +323,7 @@ def begin_exit(code: int) -> bool:
 
 
 def raise_on_sigint() -> None:
-    """From here on Ctrl+C is a KeyboardInterrupt. Before, it ends the program at once (__main__.py)."""
+    """From here on Ctrl+C is a KeyboardInterrupt; before, it ends the program at once."""
 
     def press(number: int, frame: FrameType | None) -> None:
         if not _exit_codes:
@@ -304,14 +343,14 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _force_exit(code: int) -> None:
-    for _ in range(10):  # in pieces: a machine that stands still ends one at most
+    for _ in range(10):  # in pieces: a machine that is suspended ends one at most
         time.sleep(EXIT_AFTER / 10)
     _clean_up()
     os._exit(code)
 
 
 def _clean_up() -> None:
-    """Restore the terminal, kill the child processes, remove the temporary folder. Can be called twice."""
+    """Restore the terminal, kill the child processes, remove the temporary folder; perhaps twice."""
     for restore in at_end:
         restore()
     bash = sys.modules.get("coder.tools.bash")
@@ -330,8 +369,9 @@ def _report_defect(
     """Replace Python's own traceback, which holds text of others unsanitised."""
     import traceback
 
-    places = "".join(f"\n  {each.filename}:{each.lineno}" for each in traceback.extract_tb(trace))
-    what = f"internal error, in coder or in a plugin. {kind.__name__}: {error}"
+    text = f"coder: internal error, in coder or in a plugin. {kind.__name__}: {error}\n"
+    for frame in traceback.extract_tb(trace):
+        text += f"  {frame.filename}:{frame.lineno}\n"
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(strip_controls(f"coder: {what}{places}\n"))
+        sys.stderr.write(strip_controls(text))
         sys.stderr.flush()

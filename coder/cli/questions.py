@@ -10,10 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coder.cli.diff import diff_rows
 from coder.cli.input import Keyboard
 from coder.cli.render import Renderer
-from coder.cli.screen import cell_count, one_line, wrap
-from coder.cli.wording import Parts, by_number, diff_rows
+from coder.cli.text_rows import Parts, cell_count, one_line, wrap
+from coder.cli.wording import by_number
 from coder.events import DoomLoop, Event, Nested, PermissionAsked, QuestionAsked
 from coder.permissions.rules import KINDS
 from coder.permissions.sanitize import escape_invisible, is_invisible

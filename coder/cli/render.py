@@ -1,25 +1,26 @@
-"""Events on a screen: text as it streams, a line per call, sub-agents at work, and why a run stopped."""
+"""Events on a screen: text as it streams, a line a call, sub-agents at work, why a run stopped."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coder import events
-from coder.cli import wording
-from coder.cli.screen import Screen, cell_count, one_line
-from coder.cli.wording import Part, Parts, count
+from coder.cli import results, wording
+from coder.cli.screen import Screen
+from coder.cli.text_rows import Part, Parts, cell_count, one_line
+from coder.cli.wording import count
 from coder.events import Event, Nested
 from coder.history import text_of
 from coder.providers.errors import happened
 
 NEARLY_FULL = 0.8  # of the context window
 DONE = ("● ", "green")
+NOBODY = ("", "")  # in front of a call of the run's own agent
 MAX_LAST = 20  # calls whose outputs can be shown
-MIN_TITLE = 40  # columns of a call's title that stand before what came of it
+MIN_TITLE = 40  # columns of a call's title; what came of the call is shortened before it
 NAME_COLUMNS = 32  # of a sub-agent
 
 
@@ -27,10 +28,10 @@ NAME_COLUMNS = 32  # of a sub-agent
 class Worker:
     """The agent of the run, or a sub-agent with a name."""
 
+    started: float
     name: str = ""
-    call_id: str = ""  # that it works for
-    started: float = field(default_factory=time.monotonic)
-    titles: dict[str, str] = field(default_factory=dict)  # of its calls under way, by their ids
+    call_id: str = ""  # of the call that it works for
+    titles: dict[str, str] = field(default_factory=dict)  # of its running calls, by their ids
     ended: str = ""  # how
 
     @property
@@ -38,12 +39,21 @@ class Worker:
         return " · ".join(self.titles.values()) or "thinking"
 
 
+@dataclass
+class Draft:
+    """The row that neighbouring calls of one tool share."""
+
+    tool: str = ""
+    titles: str = ""
+    lines: int = 0
+
+
 class Renderer:
     """Show the events of runs on `screen`, and the answers on `answers`, if there is one.
 
-    `limits`: seconds without data until a request is given up, at its start and later on. `notify_after`: seconds of a
-    run from which its questions and its end ring the bell. `context_used`: the share of the context window; None: nobody
-    can enter /compact here.
+    `limits`: seconds without data until a request is given up, at its start and later on.
+    `notify_after`: seconds of a run from which its questions and its end ring the bell.
+    `context_used`: the share of the context window; None: nobody can enter /compact here.
     """
 
     def __init__(
@@ -56,107 +66,115 @@ class Renderer:
         context_used: Callable[[], float] | None = None,
         notify_after: float = math.inf,
     ) -> None:
-        self.screen, self.answers, self.verbose = screen, answers, verbose
+        self.screen = screen
+        self.answers = answers
+        self.verbose = verbose
         self.show_reasoning = verbose
-        self._limits, self._context_used, self._notify_after = limits, context_used, notify_after
-        self._agent = Worker()
+        self._first_limit, self._idle_limit = limits
+        self._context_used = context_used
+        self._notify_after = notify_after
+        self._agent = Worker(screen.clock())
         self._subagents: dict[str, Worker] = {}  # of the run, by their sessions
         self._delta_kind = ""  # "text" or "reasoning" while it comes
-        self._asked_at = 0.0  # when a question came that waits for its answer; 0: none waits
-        self._last_question: Event | None = None  # the question behind which the result stands
-        self._behind_call = False  # the last rows are those of a call
-        self._draft_size = "", "", 0  # of the draft: the tool, the titles, the lines
-        # Of the newest calls their titles and ends, the newest first
+        self._asked_at: float | None = None  # when the question came that waits for its answer
+        self._last_question: Event | None = None  # until a call starts
+        self._follows_call = False  # the last rows are those of a call
+        self._draft = Draft()
+        # The titles and ends of the newest calls, the newest first
         self.last: deque[tuple[str, events.ToolEnd]] = deque(maxlen=MAX_LAST)
 
     def __call__(self, event: Event) -> None:
-        if self._asked_at:
-            self._leave_out_waiting()
-        worker = self._agent
+        if self._asked_at is not None:
+            self._leave_out_waiting(self._asked_at)
         if isinstance(event, Nested) and event.session_id:
-            worker, event = self._subagent(event), event.event
-        own, idle = worker is self._agent, self._limits[1]
-        match event:
-            case events.TextDelta(text=text) if self.answers and own:
-                self._stream("text", text, self.answers)
-            case events.ReasoningDelta(text=text) if self.show_reasoning and own:
-                self._stream("reasoning", text, self.screen, "dim")
-            case events.TextDelta():
-                self._wait("writing", idle)
-            case events.ReasoningDelta():
-                self._wait("thinking", idle)
-            case events.ToolCallDelta():
-                self._wait(f"{event.name} …", idle)
-            case _:
-                self._show(event, worker)
+            self._show(event.event, self._subagent(event))
+        elif isinstance(event, events.TextDelta) and self.answers:
+            self._stream("text", event.text, self.answers)
+        elif isinstance(event, events.ReasoningDelta) and self.show_reasoning:
+            self._stream("reasoning", event.text, self.screen, "dim")
+        else:
+            self._show(event, self._agent)
 
-    def _leave_out_waiting(self) -> None:
-        """Take the time that the question waited for the user out of the seconds of all that work."""
-        waited = time.monotonic() - self._asked_at
-        self._asked_at = 0.0
-        for each in (self._agent, *self._subagents.values()):
-            each.started += waited
+    def _leave_out_waiting(self, since: float) -> None:
+        """Take the time that a question waited for the user out of the seconds of all workers."""
+        waited = self.screen.clock() - since
+        self._asked_at = None
+        for worker in (self._agent, *self._subagents.values()):
+            worker.started += waited
 
     def _show(self, event: Event, worker: Worker) -> None:
-        prefix = f"  {worker.name}: " if worker.name else ""
         match event:
-            case events.RunStart() if not worker.name:
-                self._agent, self._behind_call = Worker(), False
-                self._subagents.clear()
-                if self._context_used:  # a session, where an entry stands above it
-                    self._line("", "")
+            case events.TextDelta():
+                self._wait("writing", self._idle_limit)
+            case events.ReasoningDelta():
+                self._wait("thinking", self._idle_limit)
+            case events.ToolCallDelta():
+                self._wait(f"{event.name} …", self._idle_limit)
             case events.StepStart() | events.Status(state="preparing"):
-                self._wait("thinking", self._limits[0])
+                self._wait("thinking", self._first_limit)
+            case events.RunStart():
+                self._begin_run(worker)
+            case events.RunEnd():
+                self._end_run(event, worker)
             case events.MessageStart(message={"role": "user", "meta": {"queued": True}} as message):
-                self._line("", "")
+                self._line("")
                 self.screen.entry(text_of(message))
-                self._line("", "")
+                self._line("")
             case events.PermissionAsked() | events.DoomLoop() | events.QuestionAsked():
-                self._last_question = event
-                self.pause()
-                self.screen.gap()
-                self._notify("a question")
-                self._asked_at = time.monotonic()
+                self._make_room(event)
             case events.PermissionReplied():
                 self._wait(self._agent.activity)
-            case events.ToolStart():
-                self._last_question = None
-                if not worker.name:
-                    self.screen.status()  # its seconds begin
-                worker.titles[event.id] = event.title
-                self._wait(self._agent.activity)
-            case events.ToolUpdate():
-                title = one_line(worker.titles.get(event.id, ""), self.screen.width // 2)
-                last = "".join(event.text.rstrip().splitlines()[-1:])
-                self._wait(f"{title} │ {last}" if last else self._agent.activity)
-            case events.ToolEnd():
-                self._end_call(event, worker)
-                self._wait(self._agent.activity)
-            case Nested(agent="summary"):
-                self._wait("summing up the conversation")
-            case Nested():  # of no session
-                self._wait("shortening the conversation")
-            case events.RunEnd():
-                self._end_run(event, worker, prefix)
-            case _ if warning := _warning(event):
-                void = isinstance(event, events.Retry) and self._delta_kind == "text"
-                self._line(prefix + warning + " The text above is discarded." * void, "yellow")
-                if worker.name or isinstance(event, events.Retry):
-                    self._wait("waiting for the next attempt")
+            case events.ToolStart() | events.ToolUpdate() | events.ToolEnd():
+                self._show_call(event, worker)
+            case Nested():  # of no session: a hidden agent
+                work = "summing up" if event.agent == "summary" else "shortening"
+                self._wait(f"{work} the conversation")
+            case _:
+                self._warn(event, worker)
 
-    def _end_run(self, event: events.RunEnd, worker: Worker, prefix: str) -> None:
+    def _make_room(self, question: Event) -> None:
+        """Leave the screen to a question, which somebody else shows."""
+        self._last_question = question
+        self.pause()
+        self.screen.gap()
+        self._notify("a question")
+        self._asked_at = self.screen.clock()
+
+    def _warn(self, event: Event, worker: Worker) -> None:
+        warning = _warning(event)
+        if not warning:
+            return
+        is_retry = isinstance(event, events.Retry)
+        if is_retry and self._delta_kind == "text":
+            warning += " The text above is discarded."
+        self._line(_prefix(worker) + warning, "yellow")
+        if worker.name or is_retry:
+            self._wait("waiting for the next attempt")
+
+    # -- runs
+
+    def _begin_run(self, worker: Worker) -> None:
+        if worker.name:
+            return
+        self._agent = Worker(self.screen.clock())
+        self._follows_call = False
+        self._subagents.clear()
+        if self._context_used:  # a session, in which an entry is above it
+            self._line("")
+
+    def _end_run(self, event: events.RunEnd, worker: Worker) -> None:
         """Show why it stopped, and what it took."""
         if event.error and not wording.has_cut_answer(event):
-            self._line(prefix + wording.error_text(event.text, event.error), "red")
-        used = 0.0
-        if self._context_used and not worker.name:
-            used = self._context_used()
-        ended = wording.run_line(event, used, time.monotonic() - worker.started)
+            problem = wording.error_text(event.text, event.error)
+            self._line(_prefix(worker) + problem, "red")
+        seconds = self.screen.clock() - worker.started
         if worker.name:
+            ended = wording.run_line(event, used=0.0, seconds=seconds)
             worker.ended = ended.removeprefix("done · ")
             self._wait(self._agent.activity)
             return
-        self._line(ended, "dim")
+        used = self._context_used() if self._context_used else 0.0
+        self._line(wording.run_line(event, used, seconds), "dim")
         if self._context_used and wording.is_full(event):
             self._line(wording.FULL, "yellow")
         elif used >= NEARLY_FULL:
@@ -168,25 +186,26 @@ class Renderer:
             self.pause()
             text = text.lstrip("\n")
             self._delta_kind = kind if text else ""
-            if self._behind_call and text and screen is self.screen:
+            if self._follows_call and text and screen is self.screen:
                 screen.line()
-            self._behind_call = False
+            self._follows_call = False
         screen.write(text, style)
-        self.screen.status(limit=self._limits[1])
+        self.screen.status(limit=self._idle_limit)
 
     def pause(self) -> None:
-        """End the status and the row under way."""
+        """End the status and the unfinished row."""
         self.screen.status()
         self.screen.finish_line()
         if self.answers:
             self.answers.finish_line()
-        self._delta_kind, self._draft_size = "", ("", "", 0)
+        self._delta_kind = ""
+        self._draft = Draft()
 
     def _notify(self, text: str) -> None:
-        if time.monotonic() - self._agent.started >= self._notify_after:
+        if self.screen.clock() - self._agent.started >= self._notify_after:
             self.screen.notify(text)
 
-    def _line(self, text: str, style: str) -> None:
+    def _line(self, text: str, style: str = "") -> None:
         self.pause()
         self.screen.line(text, style)
 
@@ -195,88 +214,139 @@ class Renderer:
         if self._delta_kind:
             self.pause()
         by_call = {worker.call_id: worker for worker in self._subagents.values()}
-        workers = [by_call[each] for each in self._agent.titles if each in by_call]
+        workers = [by_call[call_id] for call_id in self._agent.titles if call_id in by_call]
         rows = [f"  {worker.name} › {worker.activity}" for worker in workers]
-        if len(rows) > 1:
-            label = f"{len(rows)} sub-agents"
-        elif rows:
-            label = rows.pop().strip()
         since = min((worker.started for worker in workers), default=0.0)
+        if len(rows) == 1:
+            label = rows.pop().strip()
+        elif rows:
+            label = f"{len(rows)} sub-agents"
         self.screen.status(label, limit, *rows, since=since)
 
     # -- calls and their results
 
+    def _show_call(
+        self, event: events.ToolStart | events.ToolUpdate | events.ToolEnd, worker: Worker
+    ) -> None:
+        activity = ""
+        match event:
+            case events.ToolStart():
+                self._last_question = None
+                if not worker.name:
+                    self.screen.status()  # its seconds begin
+                worker.titles[event.id] = event.title
+            case events.ToolUpdate():
+                lines = event.text.rstrip().splitlines()
+                title = worker.titles.get(event.id, "")
+                if lines:
+                    activity = f"{one_line(title, self.screen.width // 2)} │ {lines[-1]}"
+            case events.ToolEnd():
+                self._end_call(event, worker)
+        self._wait(activity or self._agent.activity)
+
     def _end_call(self, event: events.ToolEnd, worker: Worker) -> None:
         title = worker.titles.pop(event.id, event.name)
         self.last.appendleft((title, event))
-        self._behind_call = True
-        match self._last_question:
-            case events.QuestionAsked(call_id=event.id, answer=event.result.content):
-                return  # it stands behind the question
-        is_read = event.name in wording.COUNTED_TOOLS and not self.verbose
-        if is_read and worker.name:
+        self._follows_call = True
+        if self._is_answer(event):  # shown after the question
             return
-        if is_read and self.screen.live and not event.is_error:
-            self._join(title, event)
-            return
+        if event.name in results.COUNTED_TOOLS and not self.verbose:
+            if worker.name:
+                return
+            if self.screen.live and not event.is_error:
+                self._join(title, event)
+                return
         self.pause()
-        words, style = wording.outcome(event)
-        if ended := [each.ended for each in self._subagents.values() if each.call_id == event.id]:
-            words = f" · {ended[0]}"
-        elif event.seconds >= 1:
+        self._show_outcome(title, event, worker)
+        self._show_result(event, worker)
+
+    def _is_answer(self, event: events.ToolEnd) -> bool:
+        """Whether this result is the answer to the last question."""
+        question = self._last_question
+        if not isinstance(question, events.QuestionAsked):
+            return False
+        return question.call_id == event.id and question.answer == event.result.content
+
+    def _show_outcome(self, title: str, event: events.ToolEnd, worker: Worker) -> None:
+        words, style = results.outcome(event)
+        if event.seconds >= 1:
             words += f"  {event.seconds:.1f}s"
+        for subagent in self._subagents.values():
+            if subagent.call_id == event.id:
+                words = f" · {subagent.ended}"
+        name = (f"  {worker.name} ", "dim") if worker.name else NOBODY
         mark = ("✗ ", f"bold {style}") if event.is_error else DONE
-        name = (worker.name and f"  {worker.name} ", "dim")
-        self.screen.exact_line(*self._call_row(name, mark, title, words, style))
-        shown = (
-            self._last_question.detail
-            if isinstance(self._last_question, events.PermissionAsked)
-            else ""
-        )
-        if not shown or shown != event.result.details.get("diff"):
-            rows = wording.result_rows(event, self.verbose)
-            for row in rows[: event.is_error] if worker.name else rows:
-                row, width = [("  ", ""), *row], self.screen.width - 1
-                self.screen.exact_line(*(row if self.verbose else wording.fitted(row, width)))
+        row = self._call_row(name, mark, title, (words, style))
+        self.screen.exact_line(*row)
+
+    def _show_result(self, event: events.ToolEnd, worker: Worker) -> None:
+        """Show what the call did, unless the user has just read it in a question."""
+        question = self._last_question
+        changes = event.result.details.get("diff")
+        if isinstance(question, events.PermissionAsked) and changes and question.detail == changes:
+            return
+        rows = results.result_rows(event, self.verbose)
+        if worker.name:
+            rows = rows[:1] if event.is_error else []
+        for row in rows:
+            row = [("  ", ""), *row]
+            if not self.verbose:
+                row = list(results.fitted(row, self.screen.width - 1))
+            self.screen.exact_line(*row)
 
     def _join(self, title: str, event: events.ToolEnd) -> None:
-        """Show a call whose result is counted, in the row of the neighbours before it where there is room."""
-        name, titles, before = self._draft_size
-        joined, lines = f"{titles}, {title.removeprefix(f'{name} ')}", wording.line_count(event)
-        if name != event.name or cell_count(f"● {joined} · {before} lines") >= self.screen.width:
+        """Show a call whose result is counted, in the row of the calls before it if it fits."""
+        draft = self._draft
+        titles = f"{draft.titles}, {title.removeprefix(f'{draft.tool} ')}"
+        columns = cell_count(f"● {titles} · {draft.lines} lines")
+        if draft.tool != event.name or columns >= self.screen.width:
             self.pause()
-            joined, before = title, 0
-        self._draft_size = event.name, joined, before + lines
-        words = f" · {wording.plural(before + lines, 'line')}"
-        self.screen.draft(*self._call_row(("", ""), DONE, joined, words, "dim"))
+            draft = Draft()
+            titles = title
+        lines = draft.lines + results.line_count(event)
+        self._draft = Draft(event.name, titles, lines)
+        words = f" · {wording.plural(lines, 'line')}"
+        row = self._call_row(NOBODY, DONE, titles, (words, "dim"))
+        self.screen.draft(*row)
 
-    def _call_row(self, name: Part, mark: Part, title: str, words: str, style: str) -> Parts:
+    def _call_row(self, name: Part, mark: Part, title: str, outcome: Part) -> Parts:
         """The row of a call: whose it is, its title and what came of it, cut to the width."""
+        words, style = outcome
         room = self.screen.width - cell_count(name[0]) - 3
-        while len(words) > room - min(cell_count(title), MIN_TITLE) and words.count(" · ") > 1:
+        least = min(cell_count(title), MIN_TITLE)
+        while len(words) > room - least and words.count(" · ") > 1:
             words = words.rpartition(" · ")[0]
-        return [name, mark, (one_line(title, room - cell_count(words)), ""), (words, style)]
+        title = one_line(title, room - cell_count(words))
+        return [name, mark, (title, ""), (words, style)]
 
     def show_last(self, number: int = 1) -> None:
         """Show a call with its whole output; 1 is the newest. Raises IndexError."""
         title, event = self.last[number - 1]
         self.screen.line(title, "bold")
-        for row in wording.result_rows(event, verbose=True):
+        for row in results.result_rows(event, verbose=True):
             self.screen.exact_line(("  ", ""), *row)
 
     # -- sub-agents
 
     def name_of(self, event: Event) -> str:
         """The name of the sub-agent that an event comes from; "" for the run's own agent."""
-        return self._subagent(event).name if isinstance(event, Nested) and event.session_id else ""
+        if isinstance(event, Nested) and event.session_id:
+            return self._subagent(event).name
+        return ""
 
     def _subagent(self, event: Nested) -> Worker:
-        if event.session_id not in self._subagents or isinstance(event.event, events.RunStart):
+        worker = self._subagents.get(event.session_id)
+        if worker is None or isinstance(event.event, events.RunStart):
             title = self._agent.titles.get(event.call_id, event.agent)
             columns = min(NAME_COLUMNS, self.screen.width // 2)
             name = one_line(title.removeprefix("task "), columns)
-            self._subagents[event.session_id] = Worker(name, event.call_id)
-        return self._subagents[event.session_id]
+            worker = Worker(self.screen.clock(), name, event.call_id)
+            self._subagents[event.session_id] = worker
+        return worker
+
+
+def _prefix(worker: Worker) -> str:
+    return f"  {worker.name}: " if worker.name else ""
 
 
 def _warning(event: Event) -> str:

@@ -24,8 +24,9 @@ from coder.cli.keys import ENTER, ESC, NEWLINE, PASTED, Keys, single_keys, tty_f
 from coder.cli.process import collect_garbage, handling, optional
 from coder.cli.questions import Prompter
 from coder.cli.render import Renderer
-from coder.cli.screen import Screen, one_line
+from coder.cli.screen import Screen
 from coder.cli.settings import Settings, program
+from coder.cli.text_rows import one_line
 from coder.cli.wording import LIMITS, words_of
 from coder.events import Event, MessageStart, RunEnd
 from coder.history import text_of, user

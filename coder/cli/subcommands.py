@@ -1,7 +1,8 @@
-"""The subcommands: config, demo, sessions, export and trace. Each takes its words and returns the exit code."""
+"""The subcommands: config, demo, sessions, export, trace. They take words and return exit codes."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import shutil
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from coder.cli import settings
 from coder.cli.main import Flags
@@ -33,20 +34,25 @@ def _print(text: str) -> None:
 def config(words: Sequence[str]) -> int:
     """Print each setting with its value and its source, in the form of a .env."""
     _flags("config", "All settings, in the form of ~/.config/coder/.env.").parse_args(words)
-    problem, server, sources = "", settings.ENVIRONMENT, settings.read_sources(Path.cwd())
+    problem = ""
+    server = settings.ENVIRONMENT
+    sources = settings.read_sources(Path.cwd())
     try:
         server = settings.server_place(sources)
         settings.load(Path.cwd())
     except settings.ConfigError as error:
         problem = f"# Missing or wrong: {error}\n"
-    found = settings.choose(sources, server)
+    chosen = settings.choose(sources, server)
     _print(f"# For {settings.config_folder()}/.env, which only you should be able to read")
     for name, setting in settings.SETTINGS.items():
-        text, place = found.get(name, ("", ""))
-        _print(f"# {setting.help}{f'; from {place}' if place else ''}")
-        text = shown_url(text) if name == "OPENAI_BASE_URL" else text
-        is_hidden = text and name in settings.SECRET
-        _print(f"# {name}=(not shown)" if is_hidden else settings.env_line(name, text))
+        text, source = chosen.get(name, ("", ""))
+        _print(f"# {setting.help}; from {source}" if source else f"# {setting.help}")
+        if name == "OPENAI_BASE_URL":
+            text = shown_url(text)
+        if text and name in settings.SECRET:
+            _print(f"# {name}=(not shown)")
+        else:
+            _print(settings.env_line(name, text))
     path = settings.config_folder() / "mcp.json"
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         _print(f"# MCP servers: {', '.join(json.loads(path.read_text())['mcpServers'])} ({path})")
@@ -80,6 +86,25 @@ def demo(words: Sequence[str]) -> int:
 
 def sessions(words: Sequence[str]) -> int:
     """List, search, fork and remove what was kept."""
+    arguments = _read_sessions_words(words)
+    with _open_store("sessions") as store:
+        if arguments.verb == "list":
+            return _list(store, arguments.all, arguments.json)
+        if arguments.verb == "search":
+            return _search(store, " ".join(arguments.words), arguments.json)
+        # All are found before one goes: numbers are those of the list
+        for info in [store.find(which, str(Path.cwd())) for which in arguments.words]:
+            if arguments.verb == "fork":
+                from coder.sessions.recorder import fork
+
+                _print(fork(store, info.id))
+            else:
+                store.remove(info.id)
+                _print(f"removed {_line(info)}")
+    return 0
+
+
+def _read_sessions_words(words: Sequence[str]) -> argparse.Namespace:
     flags = _flags("sessions", "The conversations that were kept on this machine.")
     verb = "list (default), search WORDS, fork WHICH (prints the copy's ID), rm WHICH"
     verbs = ("list", "search", "fork", "rm")
@@ -89,33 +114,12 @@ def sessions(words: Sequence[str]) -> int:
     flags.add_argument("-a", "--all", action="store_true", help="list those of all folders")
     about = "of list and search: an array with an object for each"
     flags.add_argument("--json", action="store_true", help=about)
-    given = flags.parse_intermixed_args(words)
-    if bool(given.words) == (given.verb == "list"):
-        flags.error(f"{given.verb} takes {'no words' if given.words else 'words'}")
-    if given.json and given.verb not in ("list", "search"):
-        flags.error(f"--json is for list and search, not for {given.verb}")
-    with _open_store("sessions") as store:
-        if given.verb == "list":
-            return _list(store, given.all, given.json)
-        if given.verb == "search":
-            found = store.search(" ".join(given.words))
-            if given.json:
-                _print_json([asdict(info) | {"snippet": snippet} for info, snippet in found])
-                return 0 if found else 1
-            below = "\n    " if sys.stdout.isatty() else "  "  # a program reads rows
-            for info, snippet in found:
-                _print(f"{_line(info)}{below}{snippet}")
-            return 0 if found else 1
-        # All are found before one goes: numbers are those of the list
-        for info in [store.find(each, str(Path.cwd())) for each in given.words]:
-            if given.verb == "fork":
-                from coder.sessions.recorder import fork
-
-                _print(fork(store, info.id))
-            else:
-                store.remove(info.id)
-                _print(f"removed {_line(info)}")
-    return 0
+    arguments = flags.parse_intermixed_args(words)
+    if bool(arguments.words) == (arguments.verb == "list"):
+        flags.error(f"{arguments.verb} takes {'no words' if arguments.words else 'words'}")
+    if arguments.json and arguments.verb not in ("list", "search"):
+        flags.error(f"--json is for list and search, not for {arguments.verb}")
+    return arguments
 
 
 @contextlib.contextmanager
@@ -130,23 +134,38 @@ def _open_store(purpose: str) -> Iterator[Store]:
 
 def _print_json(value: list[dict[str, Any]]) -> None:
     # On a terminal with nothing in it that drives one
-    sys.stdout.write(json.dumps(value, ensure_ascii=sys.stdout.isatty(), indent=1) + "\n")
+    text = json.dumps(value, ensure_ascii=sys.stdout.isatty(), indent=1)
+    sys.stdout.write(text + "\n")
 
 
 def _list(store: Store, of_all: bool, as_json: bool) -> int:
     infos = store.sessions(None if of_all else str(Path.cwd()))
-    if as_json:
-        numbers = [{} if of_all else {"number": number} for number in range(1, len(infos) + 1)]
-        _print_json([number | asdict(info) for number, info in zip(numbers, infos)])
-        return 0
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for number, info in enumerate(infos, 1):
-        head = f"{number:>3}  "  # which `-r` takes
-        _print(_line(info) if of_all else session_line(info, head, f"  {info.id}", width))
-    if not infos:
-        where = "" if of_all else " of this folder; --all lists those of others"
-        sys.stderr.write(f"There is no conversation{where}.\n")
+    rows: list[dict[str, Any]] = []
+    for number, info in enumerate(infos, 1):  # which `-r` takes, of this folder
+        if as_json:
+            rows.append(({} if of_all else {"number": number}) | asdict(info))
+        elif of_all:
+            _print(_line(info))
+        else:
+            _print(session_line(info, head=f"{number:>3}  ", tail=f"  {info.id}", width=width))
+    if as_json:
+        _print_json(rows)
+    elif not infos:
+        hint = "" if of_all else " of this folder; --all lists those of others"
+        sys.stderr.write(f"There is no conversation{hint}.\n")
     return 0
+
+
+def _search(store: Store, words: str, as_json: bool) -> int:
+    hits = store.search(words)
+    if as_json:
+        _print_json([asdict(info) | {"snippet": snippet} for info, snippet in hits])
+    else:
+        below = "\n    " if sys.stdout.isatty() else "  "  # a program reads rows
+        for info, snippet in hits:
+            _print(f"{_line(info)}{below}{snippet}")
+    return 0 if hits else 1
 
 
 def _line(info: SessionInfo) -> str:
@@ -161,13 +180,14 @@ def export(words: Sequence[str]) -> int:
     """Print a conversation as users read it, without secrets."""
     flags = _flags("export", "A conversation as readable text.")
     flags.add_argument("id", help="see `coder sessions`")
-    flags.add_argument("--format", choices=("md", "html", "json"), default="md")
-    given = flags.parse_args(words)
     module = needed("coder.sessions.export", "export")
-    redactor = module.redactor(*settings.secrets(settings.read_sources(Path.cwd())))
+    flags.add_argument("--format", choices=get_args(module.Format), default="md")
+    arguments = flags.parse_args(words)
+    secrets = settings.secrets(settings.read_sources(Path.cwd()))
+    redactor = module.redactor(*secrets)
     with _open_store("export") as store:
-        info = store.find(given.id, str(Path.cwd()))
-        text = module.export(store, info.id, given.format, redactor)
+        info = store.find(arguments.id, str(Path.cwd()))
+        text = module.export(store, info.id, arguments.format, redactor)
     sys.stdout.write(strip_controls(text) if sys.stdout.isatty() else text)
     return 0
 
@@ -180,12 +200,13 @@ def trace(words: Sequence[str]) -> int:
     flags.add_argument("file", metavar="FILE")
     html = "write one page with every message instead; it needs no network"
     flags.add_argument("--html", metavar="OUT", help=html)
-    given = flags.parse_args(words)
+    arguments = flags.parse_args(words)
     try:
-        text = report.show(given.file, given.html)
+        text = report.show(arguments.file, arguments.html)
     except OSError as error:
-        raise settings.ConfigError(f"{error.filename or given.file}: {error.strerror}") from None
+        path = error.filename or arguments.file
+        raise settings.ConfigError(f"{path}: {error.strerror}") from None
     except report.TraceError as error:
-        raise settings.ConfigError(f"{given.file}: {error}") from None
+        raise settings.ConfigError(f"{arguments.file}: {error}") from None
     sys.stdout.write(text)
     return 0

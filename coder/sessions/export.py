@@ -28,7 +28,7 @@ from coder.sessions.store import Store, loaded
 from coder.tools.secrets import is_secret
 from coder.types import Message
 
-Format = Literal["md", "json", "html"]
+Format = Literal["md", "html", "json"]
 Redact = Callable[[str], str]
 JSON_COLUMNS = {"data", "error", "tokens"}
 LINK = re.compile("https?://|mailto:", re.I)
