@@ -23,6 +23,7 @@ from coder.cli.settings import (
     ConfigError,
     Missing,
     Settings,
+    client_of,
     config_folder,
     env_line,
     load,
@@ -31,8 +32,8 @@ from coder.cli.settings import (
     server_place,
 )
 from coder.cli.wording import by_number, first_of
+from coder.providers.endpoint import Endpoint
 from coder.providers.errors import explain
-from coder.providers.http import Endpoint
 from coder.tools.workspace import make_private
 from coder.types import CoderError, ModelError
 
@@ -89,7 +90,7 @@ def complete(missing: Missing, arguments: argparse.Namespace) -> Settings:
     if not settings:
         arguments.OPENAI_BASE_URL, arguments.OPENAI_MODEL = _server(arguments.can_ask)
         return load(Path.cwd(), vars(arguments))
-    endpoint = Endpoint(settings.base_url, settings.api_key, settings.headers)
+    endpoint = _endpoint_of(settings)
     try:
         names = models_of(endpoint, "" if settings.base_url else "gpt-5")
     except ModelError as error:
@@ -106,6 +107,15 @@ def complete(missing: Missing, arguments: argparse.Namespace) -> Settings:
     else:
         raise ConfigError(f"{missing}; the server has: {first_of(names) or 'none'}")
     return settings
+
+
+def _endpoint_of(settings: Settings) -> Endpoint:
+    client = client_of(settings)
+    if client is None:
+        return Endpoint(settings.base_url, settings.api_key, settings.headers)
+    from coder.providers.openai_client import ClientEndpoint  # late: as the client
+
+    return ClientEndpoint(client, "", settings.headers)
 
 
 def _server(can_ask: bool) -> tuple[str, str]:

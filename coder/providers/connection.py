@@ -42,6 +42,7 @@ SWITCHING = 101  # a status below 200 behind which nothing of HTTP comes
 TOO_IDLE = 408  # the status with which some servers end a kept connection
 NO_BODY = (204, 304)  # statuses of answers without one, whatever the headers say
 PERHAPS_TLS = "Where the server speaks TLS, OPENAI_BASE_URL begins with https://."
+BROKEN = "the connection broke in the middle of the answer"
 SLOW = "A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIMEOUT."
 
 
@@ -49,7 +50,7 @@ class Server:
     """A server, by its base URL, and the connections to it that are kept for the next request. `redact` is applied to each
     piece of an answer."""
 
-    def __init__(self, url: str, redact: Callable[[bytes], bytes]) -> None:
+    def __init__(self, url: str, redact: Callable[[bytes], bytes] | None) -> None:
         self.url, self.redact = url, redact
         self.is_secure = urlsplit(url).scheme == "https"
         self.answered = False  # at least once
@@ -83,9 +84,9 @@ class Server:
         answered before is not tried again: its address may be wrong."""
         proxy = None
         if self.is_secure:
-            from coder.providers.https import proxy_of  # late: ssl takes 10 ms
+            from coder.providers.https import plain_proxy_of  # late: ssl takes 10 ms
 
-            proxy = proxy_of(self.url)
+            proxy = plain_proxy_of(self.url)
         try:
             return run_in_thread(lambda: _connect(self.url, proxy), check, "connect")
         except (OSError, ValueError) as error:
@@ -304,11 +305,12 @@ class StreamingRequest:
 
     def pieces(self) -> Iterator[bytes]:
         """The body, each piece what one read brings. Raises ModelError or Aborted."""
-        message = "the connection broke in the middle of the answer"
         has_body = self.status_code not in NO_BODY
         if has_body and self._incoming:
-            with self._as_model_error(message, ADVICE["incomplete"]):
-                yield from map(self.server.redact, body_of(self._incoming, self.headers))
+            with self._as_model_error(BROKEN, ADVICE["incomplete"]):
+                body = body_of(self._incoming, self.headers)
+                redact = self.server.redact
+                yield from map(redact, body) if redact else body
         self.abort.check()
         closes = "close" in self.headers.get("connection", "").lower()
         self._is_reusable = (self.is_framed or not has_body) and not closes

@@ -18,14 +18,14 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from coder.providers.framing import Incoming, read_head
-from coder.providers.text import shown_url
+from coder.providers.text import PROXIES, shown_url
 from coder.types import ErrorKind, ModelError
 
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 OWN_CA = "The certificate has to be valid for this host; SSL_CERT_FILE names authorities (PEM)."
 OWN_CERTIFICATE = "If it asks for a client certificate: none is sent. A gateway that has one can."
 PAST_PROXY = "Change that variable, or name the server's host in NO_PROXY."
+BY_CLIENT = "A client of the openai package takes SOCKS and https proxies: ChatModel(client=...)."
 PERHAPS_PLAIN = "A server that speaks http has an address with http://."
 
 
@@ -81,10 +81,14 @@ class Proxy(NamedTuple):
     url: str
     name: str  # what to call it: its address, and the variable that names it
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is spoken to in plain HTTP, as the direct connection does."""
+        return self.url.lower().startswith("http://")
+
 
 def proxy_of(url: str) -> Proxy | None:
-    """The environment's proxy for a server; None where there is none or NO_PROXY excepts the server. Raises ModelError
-    for a proxy of another kind than HTTP."""
+    """The environment's proxy for a server, None if there is none or NO_PROXY excepts the server."""
     parts = urlsplit(url)
     variable = next((name for name in PROXIES if os.environ.get(name)), "")
     if parts.scheme != "https" or not variable:
@@ -92,14 +96,22 @@ def proxy_of(url: str) -> Proxy | None:
     excepted = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
     host = (parts.hostname or "").rstrip(".")
     port = parts.port or 443
-    if any(_covers(entry, host, port) for entry in re.split(r"[\s,]+", excepted.lower())):
+    entries = re.split(r"[\s,]+", excepted.lower())
+    if any(_covers(entry, host, port) for entry in entries):
         return None
     address = os.environ[variable]
-    address = address if "://" in address else f"http://{address}"
-    if not address.lower().startswith("http://"):
-        message = f"{variable} is {shown_url(address)}, and has to begin with http://"
-        raise ModelError("protocol", message, advice=PAST_PROXY)
+    if "://" not in address:
+        address = f"http://{address}"
     return Proxy(address, f"the proxy {shown_url(address)} ({variable})")
+
+
+def plain_proxy_of(url: str) -> Proxy | None:
+    """As proxy_of. Raises ModelError for a proxy that the direct connection cannot use."""
+    proxy = proxy_of(url)
+    if proxy and not proxy.is_plain:
+        message = f"{proxy.name} has to begin with http:// for the direct connection"
+        raise ModelError("protocol", message, advice=BY_CLIENT)
+    return proxy
 
 
 def _covers(entry: str, host: str, port: int) -> bool:

@@ -141,6 +141,8 @@ def _merge_pieces(pieces: list[dict[str, Any]]) -> dict[str, Any]:
 
 # ---- addresses -------------------------------------------------------------------------------------
 
+PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")  # variables, for https
+
 
 def _parts(url: str) -> SplitResult:
     try:
