@@ -166,7 +166,7 @@ def _read_body(body: Any) -> Said:
     if isinstance(body, dict) and isinstance(body.get("errors"), list):
         body = body["errors"] or body
     if isinstance(body, list):  # Gemini: a list of one
-        body = next((item for item in body if isinstance(item, dict)), {})
+        body = _first_dictionary(body)
     if not isinstance(body, dict):
         return Said(message=str(body or "")[:MAX_READ])
     error = body.get("error")
@@ -176,6 +176,10 @@ def _read_body(body: Any) -> Said:
     if isinstance(error, str):
         said = said._replace(message=join(": ", error, said.message)[:MAX_READ])
     return said
+
+
+def _first_dictionary(items: list[Any]) -> dict[str, Any]:
+    return next((item for item in items if isinstance(item, dict)), {})
 
 
 def _read_error(error: dict[str, Any]) -> Said:

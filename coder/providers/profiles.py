@@ -175,19 +175,19 @@ def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile
             return name
     if reasoning and re.search(NO_REASONING, error.message, re.I):
         return min(reasoning)
-    for name in _extra_members(sent["messages"]):
-        if _rejects(error.message, name, UNKNOWN):
-            return name
-    return None
+    return _rejected_extra(error.message, sent["messages"])
 
 
-def _extra_members(messages: list[dict[str, Any]]) -> list[str]:
-    """Members of assistant messages and their calls that not every server knows."""
+def _rejected_extra(text: str, messages: list[dict[str, Any]]) -> str | None:
+    """A member of assistant messages and their calls that not every server knows."""
     names: set[str] = set()
     for message in messages:
         if message["role"] == "assistant":
             names.update(message, *(message.get("tool_calls") or ()))
-    return sorted(EXTRA_MEMBERS & names)
+    for name in sorted(EXTRA_MEMBERS & names):
+        if _rejects(text, name, UNKNOWN):
+            return name
+    return None
 
 
 def _rejects_member(text: str, name: str, value: Any, words: str) -> bool:
