@@ -9,7 +9,7 @@ import io
 import json
 import math
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Protocol
 
@@ -54,17 +54,23 @@ class Answer(Protocol):
         ...
 
 
+class Tap(Protocol):
+    """Sees the answer to one request."""
+
+    def head(self, answer: Answer) -> object: ...
+
+    def piece(self, data: bytes) -> object: ...
+
+    def ended(self, error: ModelError | None) -> object: ...
+
+
 def read_answer(
-    answer: Answer,
-    assembler: Assembler,
-    idle_timeout: float,
-    tap: Callable[[Any], object] | None,
+    answer: Answer, assembler: Assembler, idle_timeout: float, tap: Tap | None
 ) -> Iterator[Event]:
-    """Feed an answer to the assembler; yields its deltas. `tap` gets the answer, and each piece of
-    its body. Raises ModelError or Aborted."""
+    """Feed an answer to the assembler; the deltas of it. Raises ModelError or Aborted."""
     pieces = answer.pieces()
     if tap:
-        tap(answer)
+        tap.head(answer)
         pieces = _tapped(pieces, tap)
     start = _read_until_text(pieces)
     text = start.removeprefix(BOM).lstrip()
@@ -72,14 +78,13 @@ def read_answer(
         raise ModelError("incomplete", "the server sent nothing", retryable=True)
     body = chain([start], pieces)
     if text.startswith((b"{", b"[", b"<")):
-        yield from _read_document(answer, body, assembler)
-    else:
-        yield from _read_events(answer, body, assembler, idle_timeout)
+        return _read_document(answer, body, assembler)
+    return _read_events(answer, body, assembler, idle_timeout)
 
 
-def _tapped(pieces: Iterable[bytes], tap: Callable[[Any], object]) -> Iterator[bytes]:
+def _tapped(pieces: Iterable[bytes], tap: Tap) -> Iterator[bytes]:
     for piece in pieces:
-        tap(piece)
+        tap.piece(piece)
         yield piece
 
 
