@@ -15,7 +15,14 @@ from coder.events import Event, ReasoningDelta, TextDelta
 from coder.providers.call_assembler import ToolCallAssembler
 from coder.providers.errors import classify
 from coder.providers.profiles import ECHOED, REASONING, THINK, read_usage
-from coder.providers.text import ThinkTag, join_pieces, mend, mend_all
+from coder.providers.text import (
+    ThinkTag,
+    dictionaries,
+    join_pieces,
+    mend,
+    mend_all,
+    strings,
+)
 from coder.types import Completion, Finish, Message, ModelError, ToolCall, Usage
 
 # Words for finish_reason, lower case.
@@ -118,10 +125,9 @@ class Assembler:
 
     def _take_content(self, content: Any) -> Iterator[Event]:
         parts = content if isinstance(content, list) else [{"text": content}]
-        for part in parts:
-            if isinstance(part, dict):
-                thought, text = self._split_part(part)
-                yield from self._add(thought, text)
+        for part in dictionaries(parts):
+            thought, text = self._split_part(part)
+            yield from self._add(thought, text)
 
     def _split_part(self, part: dict[str, Any]) -> tuple[str, str]:
         """(thought, text) of a text that may hold tags, or of another part of content (Mistral)."""
@@ -129,10 +135,9 @@ class Assembler:
         if isinstance(text, str):
             return self._tag.split(text)
         thinking = part.get("thinking")
-        if isinstance(thinking, list):
-            texts = [item.get("text") for item in thinking if isinstance(item, dict)]
-            thinking = "".join(text for text in texts if isinstance(text, str))
-        return (thinking if isinstance(thinking, str) else "", "")
+        if isinstance(thinking, str):
+            return thinking, ""
+        return "".join(strings(dictionaries(thinking), "text")), ""
 
     def _add(self, thought: str, text: str) -> Iterator[Event]:
         if thought:
@@ -188,7 +193,7 @@ class Assembler:
     # -- the whole
 
     def completion(self) -> Completion:
-        """The answer. Raises ModelError if it is none."""
+        """The answer. Raises ModelError if there is none."""
         word = self.finish_reason.lower()
         self._check_end(word)
         text = self._without_thought(mend("".join(self.text)))

@@ -116,14 +116,17 @@ class Endpoint:
         if self.key_header:
             headers[self.key_header] = key
         headers["content-length"] = str(size)
-        lines = [f"{name}: {value}" for name, value in headers.items()]
-        if not all(HEADER.fullmatch(line) for line in lines):  # not shown: it may be a key
-            raise ModelError("protocol", "a header of the request holds what cannot be sent")
         target = parts.path
         if parts.query:
             target += f"?{parts.query}"
         method = "POST" if path == CALL else "GET"
-        return "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""]).encode()
+        head = f"{method} {target} HTTP/1.1\r\n"
+        for name, value in headers.items():
+            line = f"{name}: {value}"
+            if not HEADER.fullmatch(line):  # not shown: it may be a key
+                raise ModelError("protocol", "a header of the request holds what cannot be sent")
+            head += f"{line}\r\n"
+        return f"{head}\r\n".encode()
 
 
 # ---- addresses -------------------------------------------------------------------------------------
@@ -161,11 +164,11 @@ def check_address(address: str) -> str:
 
 
 def refusal(answer: Answer) -> ModelError:
-    """The error of an answer whose status is none of success."""
+    """The error of an answer whose status is not one of success."""
     url = shown_url(answer.url)
     status = answer.status_code
     if not 300 <= status < 600:
-        message = f"{url} answers with HTTP status {status:03d}, which is none of an answer"
+        message = f"{url} answers with HTTP status {status:03d}, which no answer has"
         return ModelError("protocol", message, status=status)
     if status < 400:
         return _redirect(answer)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from coder.providers.text import dictionaries
 from coder.types import ErrorKind, ModelError
 
 # What happened, if the server's own words do not say it.
@@ -166,7 +167,7 @@ def _read_body(body: Any) -> Said:
     if isinstance(body, dict) and isinstance(body.get("errors"), list):
         body = body["errors"] or body
     if isinstance(body, list):  # Gemini: a list of one
-        body = _first_dictionary(body)
+        body = (dictionaries(body) or [{}])[0]
     if not isinstance(body, dict):
         return Said(message=str(body or "")[:MAX_READ])
     error = body.get("error")
@@ -176,10 +177,6 @@ def _read_body(body: Any) -> Said:
     if isinstance(error, str):
         said = said._replace(message=join(": ", error, said.message)[:MAX_READ])
     return said
-
-
-def _first_dictionary(items: list[Any]) -> dict[str, Any]:
-    return next((item for item in items if isinstance(item, dict)), {})
 
 
 def _read_error(error: dict[str, Any]) -> Said:

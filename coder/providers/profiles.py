@@ -64,47 +64,49 @@ TEMPLATE_THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
 QWEN_BUDGET = {"enable_thinking": True, "thinking_budget": BUDGET}
 CLAUDE_BUDGET = {"thinking": {"type": "enabled", "budget_tokens": BUDGET}}
 
-# (server, model, what differs). Patterns are searched in host:port and in the model's name, lower
-# case; later rows win.
-TABLE: tuple[tuple[str, str, dict[str, Any]], ...] = (
+# What differs on a server, for a model: patterns that are searched in host:port and in the model's
+# name, lower case. Later rows win.
+TABLE: tuple[dict[str, Any], ...] = (
     # model families, on any server
-    ("", r"(^|/)(o\d\b|gpt-5)", dict(output_limit="max_completion_tokens", temperature=False)),
-    ("", r"(^|/)o\d\b|gpt-oss", dict(efforts=NO_EXTREMES)),
-    ("", r"(^|/)gpt-5", dict(efforts={"xhigh": "high"})),
-    ("", r"(^|/)gpt-5\.1", dict(efforts=NO_EXTREMES)),
-    ("", r"(^|/)gpt-5\.[2-9]|codex-max", dict(efforts={"minimal": "low"})),
-    ("", r"claude", dict(ids=r"[a-zA-Z0-9_-]{1,64}")),
-    ("", MISTRAL, dict(ids=NINE, strict_turns=True)),
-    ("", r"deepseek-r1", dict(echoed=())),
-    ("", r"minimax", dict(reasoning={}, echoed=(*ECHOED, THINK))),
+    dict(model=r"(^|/)(o\d\b|gpt-5)", output_limit="max_completion_tokens", temperature=False),
+    dict(model=r"(^|/)o\d\b|gpt-oss", efforts=NO_EXTREMES),
+    dict(model=r"(^|/)gpt-5", efforts={"xhigh": "high"}),
+    dict(model=r"(^|/)gpt-5\.1", efforts=NO_EXTREMES),
+    dict(model=r"(^|/)gpt-5\.[2-9]|codex-max", efforts={"minimal": "low"}),
+    dict(model=r"claude", ids=r"[a-zA-Z0-9_-]{1,64}"),
+    dict(model=MISTRAL, ids=NINE, strict_turns=True),
+    dict(model=r"deepseek-r1", echoed=()),
+    dict(model=r"minimax", reasoning={}, echoed=(*ECHOED, THINK)),
     # servers on this machine or network: reasoning is a switch of the chat template
-    (LOCAL, THINKERS, dict(reasoning=TEMPLATE_THINKING)),
-    (LOCAL, r"deepseek-v3", dict(reasoning={"chat_template_kwargs": {"thinking": True}})),
-    (r":11434$|ollama", "", dict(reasoning=BY_EFFORT, efforts=NO_EXTREMES, empty_content="empty")),
-    (r":1234$", "", dict(reasoning=BY_EFFORT, empty_content="empty")),
+    dict(server=LOCAL, model=THINKERS, reasoning=TEMPLATE_THINKING),
+    dict(
+        server=LOCAL, model=r"deepseek-v3", reasoning={"chat_template_kwargs": {"thinking": True}}
+    ),
+    dict(server=r":11434$|ollama", reasoning=BY_EFFORT, efforts=NO_EXTREMES, empty_content="empty"),
+    dict(server=r":1234$", reasoning=BY_EFFORT, empty_content="empty"),
     # hosted servers
-    (r"(^|\.)api\.openai\.com", "", dict(output_limit="max_completion_tokens", cache_key=True)),
-    (r"(^|\.)api\.openai\.com|\.azure\.com", "", dict(ids=r".{1,40}", echoed=())),
-    (r"\.azure\.com", "", dict(key_header="api-key")),
-    (r"\.azure\.com", r"mistral", dict(stream_options=False, ids=NINE)),
-    (r"openrouter\.ai", "", dict(reasoning={"reasoning": {"effort": EFFORT}})),
-    (r"openrouter\.ai", "", dict(echoed=("reasoning_details", "extra_content"))),
-    (r"api\.deepseek\.com", "", dict(reasoning=SWITCH, reasoning_filled=True)),
-    (r"moonshot|api\.kimi", "", dict(reasoning=SWITCH, reasoning_filled=True, cache_key=True)),
-    (r"\bz\.ai|bigmodel|volces\.com", "", dict(reasoning=SWITCH)),
-    (r"dashscope|siliconflow", "", dict(reasoning=QWEN_BUDGET)),
-    (GEMINI, "", dict(tool_name=True, parallel_tool_calls=False)),
-    (GEMINI, "", dict(efforts={"xhigh": "high"})),
-    (r"api\.mistral\.ai", "", dict(stream_options=False, empty_content="empty", tool_name=True)),
-    (r"api\.mistral\.ai", "", dict(strict_turns=True, ids=NINE, echoed=(), efforts=MOSTLY_HIGH)),
-    (r"api\.groq\.com", "", dict(echoed=(), efforts=NO_EXTREMES)),
-    (r"api\.groq\.com", r"qwen", dict(reasoning={"reasoning_effort": "default"})),
-    (r"api\.cerebras\.ai", "", dict(echoed=("reasoning",), efforts=NO_EXTREMES)),
-    (r"api\.anthropic\.com", "", dict(reasoning=CLAUDE_BUDGET, least_budget=1024, echoed=())),
-    (r"api\.x\.ai", "", dict(efforts=NO_EXTREMES)),
-    (r"together\.(ai|xyz)", "", dict(reasoning={"reasoning": {"enabled": True}})),
-    (r"together\.(ai|xyz)", r"gpt-oss", dict(reasoning=BY_EFFORT)),
-    (r"databricks", "", dict(stream_options=False)),
+    dict(server=r"(^|\.)api\.openai\.com", output_limit="max_completion_tokens", cache_key=True),
+    dict(server=r"(^|\.)api\.openai\.com|\.azure\.com", ids=r".{1,40}", echoed=()),
+    dict(server=r"\.azure\.com", key_header="api-key"),
+    dict(server=r"\.azure\.com", model=r"mistral", stream_options=False, ids=NINE),
+    dict(server=r"openrouter\.ai", reasoning={"reasoning": {"effort": EFFORT}}),
+    dict(server=r"openrouter\.ai", echoed=("reasoning_details", "extra_content")),
+    dict(server=r"api\.deepseek\.com", reasoning=SWITCH, reasoning_filled=True),
+    dict(server=r"moonshot|api\.kimi", reasoning=SWITCH, reasoning_filled=True, cache_key=True),
+    dict(server=r"\bz\.ai|bigmodel|volces\.com", reasoning=SWITCH),
+    dict(server=r"dashscope|siliconflow", reasoning=QWEN_BUDGET),
+    dict(server=GEMINI, tool_name=True, parallel_tool_calls=False),
+    dict(server=GEMINI, efforts={"xhigh": "high"}),
+    dict(server=r"api\.mistral\.ai", stream_options=False, empty_content="empty", tool_name=True),
+    dict(server=r"api\.mistral\.ai", strict_turns=True, ids=NINE, echoed=(), efforts=MOSTLY_HIGH),
+    dict(server=r"api\.groq\.com", echoed=(), efforts=NO_EXTREMES),
+    dict(server=r"api\.groq\.com", model=r"qwen", reasoning={"reasoning_effort": "default"}),
+    dict(server=r"api\.cerebras\.ai", echoed=("reasoning",), efforts=NO_EXTREMES),
+    dict(server=r"api\.anthropic\.com", reasoning=CLAUDE_BUDGET, least_budget=1024, echoed=()),
+    dict(server=r"api\.x\.ai", efforts=NO_EXTREMES),
+    dict(server=r"together\.(ai|xyz)", reasoning={"reasoning": {"enabled": True}}),
+    dict(server=r"together\.(ai|xyz)", model=r"gpt-oss", reasoning=BY_EFFORT),
+    dict(server=r"databricks", stream_options=False),
 )
 
 
@@ -112,9 +114,12 @@ def profile_of(host: str, model: str, overrides: Mapping[str, Any] | None = None
     """What fits a server ("api.openai.com", "127.0.0.1:8080") and a model. Raises ValueError if an
     override does not fit its field."""
     fields: dict[str, Any] = {}
-    for server, family, changes in TABLE:
-        if re.search(server, host.lower()) and re.search(family, model.lower()):
-            fields |= changes
+    for row in TABLE:
+        is_server = re.search(row.get("server", ""), host.lower())
+        if is_server and re.search(row.get("model", ""), model.lower()):
+            fields |= row
+    for pattern in ("server", "model"):
+        fields.pop(pattern, None)
     for name, value in (overrides or {}).items():
         fields[name] = _check_field(name, value)
     return Profile(**fields)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from coder.providers.profiles import BUDGET, EFFORT, EXTRA_MEMBERS, LIMITS, THINK, Profile
-from coder.providers.text import mend, mend_all, text_of
+from coder.providers.text import dictionaries, mend, mend_all, text_of
 from coder.types import Message, ModelError, Reasoning, Request
 
 # Tokens; pi-agent-core's numbers, which know nothing above "high".
@@ -107,16 +107,16 @@ class RequestEncoder:
         """The limit under its name on this server, or under the other one if that was rejected."""
         names = [self.profile.output_limit, *LIMITS]
         taken = [name for name in names if name not in rejected]
-        for given in (options, self.extra):
+        for members in (options, self.extra):
             for name in LIMITS:
-                if name in given and taken:
-                    return {taken[0]: given[name]}
+                if name in members and taken:
+                    return {taken[0]: members[name]}
         return {}
 
     def _system_text(self, request: Request) -> str:
         """At most one system message is sent, the first."""
         texts = [request.system]
-        texts += [text_of(each) for each in request.messages if each["role"] in SYSTEM]
+        texts += [text_of(message) for message in request.messages if message["role"] in SYSTEM]
         return mend("\n\n".join(text for text in texts if text))
 
     def _encode_rounds(self, messages: list[Message], rejected: frozenset[str]) -> list[Round]:
@@ -288,10 +288,7 @@ def _convert_result(message: Message, tool: str, profile: Profile) -> Message:
 
 def _images_of(result: Message) -> list[Any]:
     """Most servers take them in a user message only."""
-    content = result["content"]
-    if not isinstance(content, list):
-        return []
-    parts = [part for part in content if isinstance(part, dict)]
+    parts = dictionaries(result["content"])
     return [part for part in parts if not isinstance(part.get("text"), str)]
 
 

@@ -39,15 +39,24 @@ def mend_all(value: Any, left: int = DEEPEST) -> Any:
     return value
 
 
+def dictionaries(value: Any) -> list[dict[str, Any]]:
+    """Those in a list; none of what is no list."""
+    if not isinstance(value, list):
+        return []
+    return [item for item in value if isinstance(item, dict)]
+
+
+def strings(parts: list[dict[str, Any]], name: str) -> list[str]:
+    """This member of each part that has it as a string."""
+    return [part[name] for part in parts if isinstance(part.get(name), str)]
+
+
 def text_of(message: Message) -> str:
     """The text of a message, whatever the form of its content."""
     content = message.get("content")
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        return ""
-    texts = [part.get("text") for part in content if isinstance(part, dict)]
-    return "\n".join(text for text in texts if isinstance(text, str))
+    return "\n".join(strings(dictionaries(content), "text"))
 
 
 NO_NAME = "unknown"  # of a call that came without one
@@ -155,8 +164,7 @@ def _continues_entry(last: Any, entry: Any) -> bool:
 def _merge_pieces(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     merged = {name: value for piece in pieces for name, value in piece.items() if value is not None}
     for name in merged.keys() & {"thinking", "text", "summary"}:
-        texts = [piece[name] for piece in pieces if isinstance(piece.get(name), str)]
-        merged[name] = "".join(texts) or merged[name]
+        merged[name] = "".join(strings(pieces, name)) or merged[name]
     return merged
 
 
