@@ -16,6 +16,7 @@ from coder.abort import Abort
 from coder.events import Events, Notice
 from coder.providers import profiles
 from coder.providers.assembler import CUT_OFF, Assembler, check_context, remarks
+from coder.providers.connection import Redact
 from coder.providers.endpoint import Endpoint
 from coder.providers.errors import well_formed
 from coder.providers.profiles import CHARS_PER_TOKEN, LIMITS, Price, Profile
@@ -71,7 +72,7 @@ class ChatModel:
         budgets: Mapping[str, int] = BUDGETS,
         price: Price | None = None,
         tap: Callable[[bytes], Tap | None] | None = None,
-        redact: Callable[[bytes], bytes] | None = None,
+        redact: Redact | None = None,
         client: Any = None,
     ) -> None:
         if not name:
@@ -172,7 +173,7 @@ def client_endpoint(
     model: str,
     address_or_key: str | None,
     headers: Mapping[str, str] | None,
-    redact: Callable[[bytes], bytes] | None,
+    redact: Redact | None,
 ) -> Endpoint:
     if address_or_key:
         raise ValueError("client= has an address and a key of its own")

@@ -16,6 +16,7 @@ from coder.providers.call_assembler import ToolCallAssembler
 from coder.providers.errors import classify
 from coder.providers.profiles import ECHOED, REASONING, THINK, read_usage
 from coder.providers.text import (
+    JsonObject,
     ThinkTag,
     dictionaries,
     join_pieces,
@@ -27,13 +28,35 @@ from coder.types import Completion, Finish, Message, ModelError, ToolCall, Usage
 
 # Words for finish_reason, lower case.
 OVERFLOW = "model_context_window_exceeded"
-LENGTH = {"length", "max_tokens", "model_length", "max_output_tokens", OVERFLOW}
-FILTER = {"content_filter", "sensitive", "safety", "refusal", "guardrail_intervened", "error_toxic"}
-FILTER |= {"recitation", "prohibited_content", "blocklist", "spii"}
+LENGTH = {
+    OVERFLOW,
+    "length",
+    "max_tokens",
+    "model_length",
+    "max_output_tokens",
+}
+FILTER = {
+    "content_filter",
+    "sensitive",
+    "safety",
+    "refusal",
+    "guardrail_intervened",
+    "error_toxic",
+    "recitation",
+    "prohibited_content",
+    "blocklist",
+    "spii",
+}
 FINISH: dict[str, Finish] = dict.fromkeys(LENGTH, "length")
 FINISH |= dict.fromkeys(FILTER, "content_filter")
-FAILED = {"error", "network_error", "insufficient_system_resource", "abort"}
-FAILED |= {"malformed_function_call", "unexpected_tool_call"}
+FAILED = {
+    "error",
+    "network_error",
+    "insufficient_system_resource",
+    "abort",
+    "malformed_function_call",
+    "unexpected_tool_call",
+}
 NO_WORD = {"", "null", "none"}  # some servers write null as a word
 ONLY_TEXT = {"role", "content"}
 CUT_OFF = "the answer was cut off"
@@ -66,13 +89,14 @@ class Assembler:
         if text:
             self.text.append(text)
             return (TextDelta(text),)
-        if chunk.get("error") or "error" in (chunk.get("object"), chunk.get("type")):
+        kinds = (chunk.get("object"), chunk.get("type"))
+        if chunk.get("error") or "error" in kinds:
             raise classify(None, chunk)
         choices = [choice for choice in chunk.get("choices") or () if choice]
         self._take_usage(chunk, *choices)
         return [event for choice in choices for event in self._take_choice(choice)]
 
-    def _only_text(self, chunk: dict[str, Any]) -> str:
+    def _only_text(self, chunk: JsonObject) -> str:
         """The text of a chunk that has nothing else, "" for any other.
 
         Most chunks are so, and this runs for each token: dense, since it saves the whole way below.
@@ -90,13 +114,13 @@ class Assembler:
         text = delta.get("content")
         return text if type(text) is str and text.isascii() else ""
 
-    def _take_usage(self, *parts: dict[str, Any]) -> None:
+    def _take_usage(self, *parts: JsonObject) -> None:
         for part in parts:
             usage = part.get("usage")
             if isinstance(usage, dict):
                 self.usage = read_usage(usage) or self.usage  # the last one counts
 
-    def _take_choice(self, choice: dict[str, Any]) -> Iterator[Event]:
+    def _take_choice(self, choice: JsonObject) -> Iterator[Event]:
         if choice.get("error"):
             raise classify(None, choice)
         delta = choice.get("delta")
@@ -112,7 +136,7 @@ class Assembler:
         if reason.lower() not in NO_WORD:
             self.finish_reason = reason  # only remembered: data may follow
 
-    def _take_thoughts(self, delta: dict[str, Any]) -> Iterator[Event]:
+    def _take_thoughts(self, delta: JsonObject) -> Iterator[Event]:
         """Some servers send the same thought under two names: it is shown once."""
         shown = ""
         for name in REASONING:
@@ -129,7 +153,7 @@ class Assembler:
             thought, text = self._split_part(part)
             yield from self._add(thought, text)
 
-    def _split_part(self, part: dict[str, Any]) -> tuple[str, str]:
+    def _split_part(self, part: JsonObject) -> tuple[str, str]:
         """(thought, text) of a text that may hold tags, or of another part of content (Mistral)."""
         text = part.get("text")
         if isinstance(text, str):
@@ -147,7 +171,7 @@ class Assembler:
             self.text.append(text)
             yield TextDelta(mend(text))
 
-    def _take_calls(self, delta: dict[str, Any]) -> Iterator[Event]:
+    def _take_calls(self, delta: JsonObject) -> Iterator[Event]:
         calls = [call for call in delta.get("tool_calls") or () if call]
         if calls:
             self._has_call_list = True
@@ -156,7 +180,7 @@ class Assembler:
         for call in calls:
             yield self.calls.add(call)
 
-    def _keep_echoed(self, delta: dict[str, Any]) -> None:
+    def _keep_echoed(self, delta: JsonObject) -> None:
         for name in self.echoed & delta.keys():
             if name not in REASONING and delta[name]:
                 self.kept.setdefault(name, []).append(delta[name])
@@ -208,12 +232,13 @@ class Assembler:
         if not (text or calls or word):  # something did not arrive
             raise ModelError("empty", "the answer was empty", retryable=True)
         name = self._name_of_thoughts()
-        thoughts = mend("".join(self.thoughts.get(name, ())))
+        pieces = self.thoughts.get(name, ())
+        thoughts = mend("".join(pieces))
         return Completion(
             text=text,
             calls=[call for call, _ in calls],
             finish=finish,
-            message=self._message(text, calls, {name: thoughts}),
+            message=self._message(text, calls, name, thoughts),
             usage=self.usage or Usage(estimated=True),
             reasoning=thoughts,
             finish_reason=self.finish_reason,
@@ -243,13 +268,16 @@ class Assembler:
         return next(iter(self.thoughts), "")
 
     def _message(
-        self, text: str, calls: Sequence[tuple[ToolCall, Message]], thoughts: dict[str, str]
+        self,
+        text: str,
+        calls: Sequence[tuple[ToolCall, Message]],
+        thoughts_name: str,
+        thoughts: str,
     ) -> Message:
         """The entry for the history; what is echoed goes back under the name it came with."""
         message: Message = {"role": "assistant", "content": text or None}
-        for name, thought in thoughts.items():
-            if name in self.echoed:
-                message[name] = thought
+        if thoughts_name in self.echoed:
+            message[thoughts_name] = thoughts
         with suppress(ValueError):  # nested too deeply to be meant
             message |= {name: mend_all(join_pieces(pieces)) for name, pieces in self.kept.items()}
         if calls:

@@ -15,7 +15,9 @@ import tokenize
 from itertools import pairwise
 from typing import Any
 
-Parsed = tuple[dict[str, Any] | None, str]  # (the arguments, "") or (None, what is wrong with them)
+from coder.providers.text import JsonObject, dictionaries
+
+Parsed = tuple[JsonObject | None, str]  # (the arguments, "") or (None, what is wrong with them)
 
 DECODER = json.JSONDecoder(strict=False)  # models write raw newlines inside strings
 FREE_FORM = "*** Begin Patch"  # codex's patch tool takes bare text, which it calls its input
@@ -54,11 +56,12 @@ def parse_arguments(pieces: list[str]) -> Parsed:
 def _as_object(value: Any) -> Parsed:
     if value is None:
         return {}, ""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
-        return value[0], ""
-    if not isinstance(value, dict):
-        return None, f"no JSON object but {json.dumps(value)[:80]}"
-    return value, ""
+    if isinstance(value, dict):
+        return value, ""
+    objects = dictionaries(value)
+    if objects and len(value) == 1:
+        return objects[0], ""
+    return None, f"no JSON object but {json.dumps(value)[:80]}"
 
 
 def _say_what_is_wrong(error: ValueError) -> str:
@@ -84,7 +87,7 @@ def _say_what_is_wrong(error: ValueError) -> str:
 # ---- slips ------------------------------------------------------------------------------------------
 
 
-def _mend(raw: str) -> dict[str, Any] | None:
+def _mend(raw: str) -> JsonObject | None:
     """The object that a text is without its slips, None if it is still none."""
     value = _repeated_object(raw)
     if value is not None:
@@ -98,11 +101,11 @@ def _mend(raw: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else _python_dictionary(text)
 
 
-def _repeated_object(raw: str) -> dict[str, Any] | None:
+def _repeated_object(raw: str) -> JsonObject | None:
     """The object at the start if what follows repeats it or holds no other; an empty first one gives
     way."""
     rest = raw
-    objects: list[dict[str, Any]] = []
+    objects: list[JsonObject] = []
     while rest.startswith("{"):
         try:
             value, end = DECODER.raw_decode(rest)
@@ -129,7 +132,7 @@ def _mend_escape(escape: re.Match[str]) -> str:
     return escape[0] if escape[1] in ESCAPES else "\\" + escape[0]
 
 
-def _python_dictionary(text: str) -> dict[str, Any] | None:
+def _python_dictionary(text: str) -> JsonObject | None:
     """The value of a Python dictionary, None if it is none. Strings side by side, which Python
     joins, are none."""
     if not text.startswith("{'"):

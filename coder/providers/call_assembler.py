@@ -10,7 +10,7 @@ from typing import Any
 
 from coder.events import ToolCallDelta
 from coder.providers.call_arguments import parse_arguments
-from coder.providers.text import mend, mend_all, new_id, safe_name
+from coder.providers.text import JsonObject, mend, mend_all, new_id, safe_name
 from coder.types import Message, ToolCall
 
 MEMBERS = {"index", "id", "type", "function"}  # of a piece of a call; others go back to the server
@@ -24,7 +24,7 @@ class Call:
     id: str = ""
     name: str = ""
     pieces: list[str] = field(default_factory=list)  # of the arguments
-    extra: dict[str, Any] = field(default_factory=dict)  # other members
+    extra: JsonObject = field(default_factory=dict)  # other members
 
     def is_complete(self) -> bool:
         """A name and arguments that are whole, as far as one can see."""
@@ -39,7 +39,7 @@ class Call:
             return self.arguments()[0] is None
         return bool(self.name)
 
-    def arguments(self) -> tuple[dict[str, Any] | None, str]:
+    def arguments(self) -> tuple[JsonObject | None, str]:
         """As parse_arguments, of a call that is over. Some servers send the text so far with each
         piece."""
         parsed = parse_arguments(self.pieces)
@@ -61,11 +61,16 @@ class Call:
             extra = {}
             text = "{}"
         # some models put a prefix ("functions.") and a tail ("<|channel|>") to the name of a tool
-        core = re.split(r"[.:/]", self.name.split("<|")[0])[-1].strip()
+        without_tail = self.name.partition("<|")[0]
+        core = re.split(r"[.:/]", without_tail)[-1].strip()
         name = safe_name(core or self.name)
         function = {"name": name, "arguments": text}
-        entry = {"id": call_id, "type": "function", "function": function} | extra
-        return ToolCall(call_id, name, arguments or {}, problem), entry
+        entry = {
+            "id": call_id,
+            "type": "function",
+            "function": function,
+        }
+        return ToolCall(call_id, name, arguments or {}, problem), entry | extra
 
 
 class ToolCallAssembler:
@@ -74,7 +79,7 @@ class ToolCallAssembler:
     def __init__(self) -> None:
         self.calls: list[Call] = []
 
-    def add(self, part: dict[str, Any]) -> ToolCallDelta:
+    def add(self, part: JsonObject) -> ToolCallDelta:
         """Take one piece; returns what it adds, for the screen."""
         function = part.get("function") or {}
         name = as_text(function.get("name"))
@@ -95,7 +100,13 @@ class ToolCallAssembler:
                 call.extra[member] = value
         return ToolCallDelta(call.id, call.name, mend(arguments))
 
-    def _find_call(self, index: Any, call_id: str, name: str, arguments: str) -> Call | None:
+    def _find_call(
+        self,
+        index: Any,
+        call_id: str,
+        name: str,
+        arguments: str,
+    ) -> Call | None:
         """The call that a piece belongs to: by id, else by index, else the last one; None for a new
         call."""
         if call_id:

@@ -29,14 +29,21 @@ from coder.types import ModelError
 if TYPE_CHECKING:
     from coder.providers.https import Proxy
 
+Redact = Callable[[bytes], bytes]  # applied to each piece of an answer
+
 CONNECT_TIMEOUT = 10.0  # seconds, for the connection and for each handshake
 HEAD_START = 0.25  # seconds of an address before the next one (RFC 8305)
 # seconds that an idle connection is kept: a NAT may have forgotten it later, and nobody says so
 KEPT = 5.0
 # It also runs while the machine sleeps, on macOS by itself
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-# (option, value), as far as the system has it: a connection whose other side is gone ends after 90 s
-PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
+# By option, as far as the system has it: a connection whose other side is gone ends after 90 s
+PROBES = {
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPALIVE": 30,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 6,
+}
 # seconds within which a server can end a kept connection without having begun to work on a request
 RESENT = 1.0
 SWITCHING = 101  # a status below 200 after which nothing of HTTP comes
@@ -48,10 +55,9 @@ SLOW = "A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIME
 
 
 class Server:
-    """A server, by its base URL, and the connections to it that are kept for the next request.
-    `redact` is applied to each piece of an answer."""
+    """A server, by its base URL, and the connections to it that are kept for the next request."""
 
-    def __init__(self, url: str, redact: Callable[[bytes], bytes] | None) -> None:
+    def __init__(self, url: str, redact: Redact | None) -> None:
         self.url = url
         self.redact = redact
         self.is_secure = urlsplit(url).scheme == "https"
@@ -208,7 +214,7 @@ def _begin_connecting(info: tuple[Any, ...]) -> socket.socket:
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in PROBES:
+        for name, value in PROBES.items():
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         sock.setblocking(False)
@@ -227,7 +233,13 @@ def _begin_connecting(info: tuple[Any, ...]) -> socket.socket:
 class StreamingRequest:
     """One request and its answer. `cut` ends both at any moment, from any thread or signal handler."""
 
-    def __init__(self, server: Server, url: str, abort: Abort, seconds: float) -> None:
+    def __init__(
+        self,
+        server: Server,
+        url: str,
+        abort: Abort,
+        seconds: float,
+    ) -> None:
         self.server = server
         self.abort = abort
         self.url = url

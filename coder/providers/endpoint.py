@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from coder import __version__
 from coder.abort import Abort
-from coder.providers.connection import Server, StreamingRequest
+from coder.providers.connection import Redact, Server, StreamingRequest
 from coder.providers.errors import ADVICE, classify, well_formed
 from coder.providers.sse import Answer
 from coder.providers.text import host_of, shown_url
@@ -32,14 +32,14 @@ SHORTEST_KEY = 8  # characters; less than that might also be a word of the serve
 
 class Endpoint:
     """Where requests go; address and key as for a ChatModel. `key_header`: a further header for the
-    key. `redact` is applied to each piece that is read of an answer."""
+    key."""
 
     def __init__(
         self,
         base_url: str | None,
         api_key: str | None,
         headers: Mapping[str, str],
-        redact: Callable[[bytes], bytes] | None = None,
+        redact: Redact | None = None,
     ) -> None:
         self.base_url = base_url
         self.api_key = api_key
@@ -53,7 +53,12 @@ class Endpoint:
 
     @contextmanager
     def post(
-        self, data: bytes, api_key: str | None, abort: Abort, seconds: float, path: str = CALL
+        self,
+        data: bytes,
+        api_key: str | None,
+        abort: Abort,
+        seconds: float,
+        path: str = CALL,
     ) -> Iterator[Answer]:
         """Send `data`, or ask for the LIST; inside, the answer can be read.
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from coder.providers.text import dictionaries
+from coder.providers.text import JsonObject, dictionaries
 from coder.types import ErrorKind, ModelError
 
 # What happened, if the server's own words do not say it.
@@ -84,7 +84,11 @@ MAX_READ = 4000  # characters of an error that are looked at
 MAX_SHOWN = 500  # characters of the server's own text
 
 
-def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = None) -> ModelError:
+def classify(
+    status: int | None,
+    body: Any,
+    headers: Mapping[str, str] | None = None,
+) -> ModelError:
     """The error that an answer means: `body` is the parsed JSON, or text; `status` None inside a
     stream."""
     headers = headers or {}
@@ -97,15 +101,18 @@ def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = 
     words = f"{said.code} {said.kind} {said.message}".lower()
     asks_to_wait = retry_hint({}, whole) is not None
     kind, is_retryable = _kind_of(status, {said.code, said.kind}, words, asks_to_wait)
-    error = ModelError(kind, readable(said.message), retryable=is_retryable, param=said.param)
-    if not error.message:
-        error.message = f"HTTP status {status}" if status else "an error without a message"
-    error.status = status
-    error.retry_after = retry_hint(headers, whole)
-    error.request_id = _request_id(headers)
-    if kind == "server" and re.search(LOADING_WORDS, words):
-        error.loading = not re.search(NOT_LOADING, words)
-    return error
+    nothing = f"HTTP status {status}" if status else "an error without a message"
+    is_loading = kind == "server" and re.search(LOADING_WORDS, words)
+    return ModelError(
+        kind,
+        readable(said.message) or nothing,
+        status=status,
+        request_id=_request_id(headers),
+        retryable=is_retryable,
+        retry_after=retry_hint(headers, whole),
+        param=said.param,
+        loading=bool(is_loading and not re.search(NOT_LOADING, words)),
+    )
 
 
 def _request_id(headers: Mapping[str, str]) -> str | None:
@@ -116,7 +123,10 @@ def _request_id(headers: Mapping[str, str]) -> str | None:
 
 
 def _kind_of(
-    status: int | None, codes: set[str], words: str, asks_to_wait: bool
+    status: int | None,
+    codes: set[str],
+    words: str,
+    asks_to_wait: bool,
 ) -> tuple[ErrorKind, bool]:
     """(kind, is it retryable). The order counts, and codes come before words: a throttled request
     may speak of tokens like an overflow, and Gemini words a limit per minute like an empty account."""
@@ -164,12 +174,13 @@ class Said(NamedTuple):
 
 def _read_body(body: Any) -> Said:
     """From any of the shapes that an error comes in."""
-    if isinstance(body, dict) and isinstance(body.get("errors"), list):
-        body = body["errors"] or body
-    if isinstance(body, list):  # Gemini: a list of one
-        body = (dictionaries(body) or [{}])[0]
-    if not isinstance(body, dict):
-        return Said(message=str(body or "")[:MAX_READ])
+    errors = dictionaries(body)  # Gemini: a list of one
+    if isinstance(body, dict):
+        errors = dictionaries(body.get("errors")) or [body]
+    if not errors:
+        text = "" if isinstance(body, list) else str(body or "")
+        return Said(message=text[:MAX_READ])
+    body = errors[0]
     error = body.get("error")
     if isinstance(error, dict) and error:
         return _read_error(error)
@@ -179,7 +190,7 @@ def _read_body(body: Any) -> Said:
     return said
 
 
-def _read_error(error: dict[str, Any]) -> Said:
+def _read_error(error: JsonObject) -> Said:
     message = _read_sentence(error)
     metadata = error.get("metadata")
     if isinstance(metadata, dict) and metadata.get("raw"):  # OpenRouter: the upstream's error
@@ -192,7 +203,7 @@ def _read_error(error: dict[str, Any]) -> Said:
     )
 
 
-def _read_member(source: dict[str, Any], name: str) -> str:
+def _read_member(source: JsonObject, name: str) -> str:
     return str(source.get(name) or "")[:MAX_READ]
 
 
@@ -205,9 +216,13 @@ def _read_sentence(said: Any, depth: int = 5) -> str:
     if not isinstance(said, dict):
         return str(said)
     steps = said.get("loc")
-    place = ".".join(str(step) for step in steps) if isinstance(steps, list) else ""
-    texts = [said[name] for name in SAID if said.get(name)]
-    return join(": ", place, _read_sentence(texts[0], depth - 1) if texts else "")
+    place = ""
+    if isinstance(steps, list):
+        place = ".".join(str(step) for step in steps)
+    for name in SAID:
+        if said.get(name):
+            return join(": ", place, _read_sentence(said[name], depth - 1))
+    return place
 
 
 def join(separator: str, *texts: str) -> str:

@@ -128,7 +128,8 @@ def _inflate(body: Iterator[bytes], encoding: str) -> Iterator[bytes]:
     if not start:
         return
     is_bare = encoding == "deflate" and start[0] & 15 != 8
-    inflate = zlib.decompressobj(-zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS | 32).decompress
+    window = -zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS | 32
+    inflate = zlib.decompressobj(window).decompress
     data = start
     while data:
         payload = inflate(data)

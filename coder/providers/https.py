@@ -34,7 +34,9 @@ PERHAPS_PLAIN = "A server that speaks http has an address with http://."
 def tls_context() -> ssl.SSLContext:
     """TLS with the authorities that the environment names, else the system's. Raises ModelError."""
     try:
-        return _load_tls(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+        file = os.environ.get("SSL_CERT_FILE")
+        folder = os.environ.get("SSL_CERT_DIR")
+        return _load_tls(file, folder)
     except OSError as error:
         message = f"the file of SSL_CERT_FILE or SSL_CERT_DIR cannot be loaded: {error}"
         raise ModelError("protocol", message, advice=OWN_CA) from error
@@ -140,7 +142,12 @@ def _covers(entry: str, host: str, port: int) -> bool:
         return False
 
 
-def open_tunnel(sock: socket.socket, proxy: Proxy, server: str, seconds: float) -> None:
+def open_tunnel(
+    sock: socket.socket,
+    proxy: Proxy,
+    server: str,
+    seconds: float,
+) -> None:
     """Let a proxy connect `sock` to a server, host:port, within so many seconds. Raises OSError,
     ValueError, or ModelError if it refuses."""
     if not re.search(r":\d+$", server):
@@ -148,8 +155,9 @@ def open_tunnel(sock: socket.socket, proxy: Proxy, server: str, seconds: float) 
     head = f"CONNECT {server} HTTP/1.1\r\nHost: {server}\r\n"
     parts = urlsplit(proxy.url)
     if parts.username or parts.password:
-        credentials = unquote(parts.username or "") + ":" + unquote(parts.password or "")
-        encoded = base64.b64encode(credentials.encode()).decode()
+        user = unquote(parts.username or "")
+        password = unquote(parts.password or "")
+        encoded = base64.b64encode(f"{user}:{password}".encode()).decode()
         head += f"Proxy-Authorization: Basic {encoded}\r\n"
     sock.sendall(f"{head}\r\n".encode())
     deadline = time.monotonic() + seconds

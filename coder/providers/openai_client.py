@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, quote
 
 from coder.abort import Abort
 from coder.providers import framing
-from coder.providers.connection import BROKEN, CONNECT_TIMEOUT, SLOW
+from coder.providers.connection import BROKEN, CONNECT_TIMEOUT, SLOW, Redact
 from coder.providers.endpoint import (
     CALL,
     LIST,
@@ -50,7 +50,7 @@ class ClientEndpoint(Endpoint):
         client: Any,
         model: str,
         headers: Mapping[str, str],
-        redact: Callable[[bytes], bytes] | None = None,
+        redact: Redact | None = None,
     ) -> None:
         if inspect.iscoroutinefunction(client.post):
             raise ValueError("client= has to be a synchronous client, such as openai.OpenAI()")
@@ -66,7 +66,12 @@ class ClientEndpoint(Endpoint):
 
     @contextmanager
     def post(
-        self, data: bytes, api_key: str | None, abort: Abort, seconds: float, path: str = CALL
+        self,
+        data: bytes,
+        api_key: str | None,
+        abort: Abort,
+        seconds: float,
+        path: str = CALL,
     ) -> Iterator[Answer]:
         abort.check()
         send = partial(self._send, data, api_key, path)
@@ -134,7 +139,7 @@ class ClientAnswer:
         send: Callable[[], Any],
         abort: Abort,
         seconds: float,
-        redact: Callable[[bytes], bytes] | None,
+        redact: Redact | None,
     ) -> None:
         self.url = ""
         self.status_code = 0

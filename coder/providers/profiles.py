@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from coder.providers.text import JsonObject
 from coder.types import ModelError, Usage
 
 # In Profile.reasoning: the level's word, and its tokens
@@ -66,7 +67,7 @@ CLAUDE_BUDGET = {"thinking": {"type": "enabled", "budget_tokens": BUDGET}}
 
 # What differs on a server, for a model: patterns that are searched in host:port and in the model's
 # name, lower case. Later rows win.
-TABLE: tuple[dict[str, Any], ...] = (
+TABLE: tuple[JsonObject, ...] = (
     # model families, on any server
     dict(model=r"(^|/)(o\d\b|gpt-5)", output_limit="max_completion_tokens", temperature=False),
     dict(model=r"(^|/)o\d\b|gpt-oss", efforts=NO_EXTREMES),
@@ -113,7 +114,7 @@ TABLE: tuple[dict[str, Any], ...] = (
 def profile_of(host: str, model: str, overrides: Mapping[str, Any] | None = None) -> Profile:
     """What fits a server ("api.openai.com", "127.0.0.1:8080") and a model. Raises ValueError if an
     override does not fit its field."""
-    fields: dict[str, Any] = {}
+    fields: JsonObject = {}
     for row in TABLE:
         is_server = re.search(row.get("server", ""), host.lower())
         if is_server and re.search(row.get("model", ""), model.lower()):
@@ -147,9 +148,20 @@ def _check_field(name: str, value: Any) -> Any:
 LIMITS = ("max_tokens", "max_completion_tokens")
 # Added by this package, or how an answer is sampled. Other options may be a condition of the user's
 # (store, routing), and are kept.
-DROPPABLE = {"stream_options", "prompt_cache_key", "parallel_tool_calls", *LIMITS}
-DROPPABLE |= {"temperature", "top_p", "top_k", "min_p", "seed"}
-DROPPABLE |= {"presence_penalty", "frequency_penalty", "repetition_penalty"}
+DROPPABLE = {
+    *LIMITS,
+    "stream_options",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+}
 UNKNOWN = (
     r"unsupported|not support|unknown|unrecogni[sz]ed|unexpected|not (be )?(permitted|allowed|accepted)|forbidden|extra|"
     r"no longer|cannot find field|is not (a )?(valid|known)|invalid (parameter|argument|field|property)"
@@ -183,7 +195,7 @@ def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile
     return _rejected_extra(error.message, sent["messages"])
 
 
-def _rejected_extra(text: str, messages: list[dict[str, Any]]) -> str | None:
+def _rejected_extra(text: str, messages: list[JsonObject]) -> str | None:
     """A member of assistant messages and their calls that not every server knows."""
     names: set[str] = set()
     for message in messages:
@@ -221,7 +233,7 @@ CACHED = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
 CHARS_PER_TOKEN = 4  # of English prose and code; an estimate is marked as one
 
 
-def read_usage(usage: dict[str, Any]) -> Usage | None:
+def read_usage(usage: JsonObject) -> Usage | None:
     """Tokens from every known shape; None if nothing is counted."""
     into = _find_part(usage, "prompt_tokens_details", "input_tokens_details")
     out = _find_part(usage, "completion_tokens_details", "output_tokens_details")
@@ -240,7 +252,7 @@ def read_usage(usage: dict[str, Any]) -> Usage | None:
     return Usage(sent, got, cached, reasoning) if sent + got else None
 
 
-def _find_part(usage: dict[str, Any], *names: str) -> dict[str, Any]:
+def _find_part(usage: JsonObject, *names: str) -> JsonObject:
     for name in names:
         part = usage.get(name)
         if isinstance(part, dict):
@@ -248,7 +260,7 @@ def _find_part(usage: dict[str, Any], *names: str) -> dict[str, Any]:
     return {}
 
 
-def _read_number(counts: dict[str, Any], *names: str) -> int:
+def _read_number(counts: JsonObject, *names: str) -> int:
     for name in names:
         number = counts.get(name)
         if isinstance(number, int | float) and 0 <= number < MAX_COUNT:

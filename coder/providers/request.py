@@ -14,12 +14,19 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from coder.providers.errors import join
 from coder.providers.profiles import BUDGET, EFFORT, EXTRA_MEMBERS, LIMITS, THINK, Profile
-from coder.providers.text import dictionaries, mend, mend_all, text_of
+from coder.providers.text import JsonObject, dictionaries, mend, mend_all, text_of
 from coder.types import Message, ModelError, Reasoning, Request
 
 # Tokens; pi-agent-core's numbers, which know nothing above "high".
-BUDGETS: dict[str, int] = {"minimal": 128, "low": 512, "medium": 1024, "high": 2048, "xhigh": 2048}
+BUDGETS: dict[str, int] = {
+    "minimal": 128,
+    "low": 512,
+    "medium": 1024,
+    "high": 2048,
+    "xhigh": 2048,
+}
 NEEDED = {"model", "tools", "stream"}  # always sent
 SYSTEM = {"system", "developer"}
 CALL = {"id", "type", "function"}
@@ -53,7 +60,11 @@ class RequestEncoder:
     """
 
     def __init__(
-        self, model: str, profile: Profile, extra: Mapping[str, Any], budgets: Mapping[str, int]
+        self,
+        model: str,
+        profile: Profile,
+        extra: Mapping[str, Any],
+        budgets: Mapping[str, int],
     ) -> None:
         self.model = model
         self.profile = profile
@@ -76,11 +87,11 @@ class RequestEncoder:
             parts.insert(0, encode({"role": "system", "content": system}))
         return b'%s,"messages":[%s]}' % (members[:-1], b",".join(parts))
 
-    def _make_members(self, request: Request, rejected: frozenset[str]) -> dict[str, Any]:
+    def _make_members(self, request: Request, rejected: frozenset[str]) -> JsonObject:
         """What is sent besides the messages. Values of the profile give way to `extra`, and those to
         the request's own options, as far as the model takes them."""
         profile = self.profile
-        body: dict[str, Any] = {"model": self.model, "stream": True}
+        body: JsonObject = {"model": self.model, "stream": True}
         if profile.stream_options:
             body["stream_options"] = {"include_usage": True}
         if request.tools:  # an empty list is an error on some servers
@@ -95,7 +106,7 @@ class RequestEncoder:
         body = {name: value for name, value in body.items() if name not in unwanted}
         return body | self._output_limit(options, rejected)
 
-    def _usable_options(self, request: Request) -> dict[str, Any]:
+    def _usable_options(self, request: Request) -> JsonObject:
         options = dict(request.options)
         if not self.profile.temperature or request.reasoning != "off":
             options.pop("temperature", None)
@@ -103,7 +114,7 @@ class RequestEncoder:
             options.pop("parallel_tool_calls", None)
         return options
 
-    def _output_limit(self, options: Mapping[str, Any], rejected: frozenset[str]) -> dict[str, Any]:
+    def _output_limit(self, options: Mapping[str, Any], rejected: frozenset[str]) -> JsonObject:
         """The limit under its name on this server, or under the other one if that was rejected."""
         names = [self.profile.output_limit, *LIMITS]
         taken = [name for name in names if name not in rejected]
@@ -116,8 +127,10 @@ class RequestEncoder:
     def _system_text(self, request: Request) -> str:
         """At most one system message is sent, the first."""
         texts = [request.system]
-        texts += [text_of(message) for message in request.messages if message["role"] in SYSTEM]
-        return mend("\n\n".join(text for text in texts if text))
+        for message in request.messages:
+            if message["role"] in SYSTEM:
+                texts.append(text_of(message))
+        return mend(join("\n\n", *texts))
 
     def _encode_rounds(self, messages: list[Message], rejected: frozenset[str]) -> list[Round]:
         """The rounds, each with commas between its messages."""
@@ -130,8 +143,10 @@ class RequestEncoder:
         start = rounds[-1].end if rounds else 0
         for first, end in pairwise(_starts_of_rounds(messages, start)):
             converted = _convert_round(messages[first:end], self.profile, rejected)
-            rounds.append(Round(end, b",".join([encode(message) for message in converted])))
-        copies = before.messages[:start] + [copied(message) for message in messages[start:]]
+            data = b",".join([encode(message) for message in converted])
+            rounds.append(Round(end, data))
+        copies = before.messages[:start]
+        copies += copied(messages[start:])
         self._encoded = Encoded(rejected, copies, rounds)
         return rounds
 
@@ -154,16 +169,21 @@ def _starts_of_rounds(messages: list[Message], start: int) -> list[int]:
     return [*first, *answers, len(messages)]
 
 
-def thinking(profile: Profile, level: Reasoning, budgets: Mapping[str, int]) -> dict[str, Any]:
+def thinking(
+    profile: Profile,
+    level: Reasoning,
+    budgets: Mapping[str, int],
+) -> JsonObject:
     """The members that ask for this much reasoning; none if it is off or the model cannot be asked."""
     if level == "off":
         return {}
     if level not in BUDGETS:
         names = ", ".join(BUDGETS)
         raise ValueError(f"reasoning is {level!r}, and has to be off or one of {names}")
+    tokens = budgets.get(level, BUDGETS[level])
     words = {
         EFFORT: profile.efforts.get(level, level),
-        BUDGET: max(profile.least_budget, budgets.get(level, BUDGETS[level])),
+        BUDGET: max(profile.least_budget, tokens),
     }
     return {name: _fill(value, words) for name, value in profile.reasoning.items()}
 
@@ -178,7 +198,9 @@ def _fill(value: Any, words: Mapping[str, Any]) -> Any:
 
 
 def _convert_round(
-    messages: list[Message], profile: Profile, rejected: frozenset[str]
+    messages: list[Message],
+    profile: Profile,
+    rejected: frozenset[str],
 ) -> list[Message]:
     """One round as the server takes it, the images of its results in a user message after them."""
     unwanted = EXTRA_MEMBERS - set(profile.echoed) | rejected
@@ -203,7 +225,8 @@ def _convert_round(
                 made.append(message)
     if images:
         text = {"type": "text", "text": "Images from the tool results above:"}
-        made.insert(after_results, {"role": "user", "content": [text, *images]})
+        with_images = {"role": "user", "content": [text, *images]}
+        made.insert(after_results, with_images)
     return _strict_turns(made) if profile.strict_turns else made
 
 
@@ -240,7 +263,11 @@ def _parts_of(content: Any) -> Sequence[Any]:
     return content or ()
 
 
-def _convert_answer(message: Message, profile: Profile, unwanted: frozenset[str]) -> Message:
+def _convert_answer(
+    message: Message,
+    profile: Profile,
+    unwanted: frozenset[str],
+) -> Message:
     """Only the members that go back, content in the server's form, ids that fit."""
     thought = message.get(THINK) if THINK not in unwanted else None
     if thought or not unwanted.isdisjoint(message):
@@ -252,10 +279,18 @@ def _convert_answer(message: Message, profile: Profile, unwanted: frozenset[str]
     return message
 
 
-def _convert_calls(message: Message, profile: Profile, unwanted: frozenset[str]) -> Message:
+def _convert_calls(
+    message: Message,
+    profile: Profile,
+    unwanted: frozenset[str],
+) -> Message:
     known = CALL | set(profile.echoed) - unwanted
     made = dict(message)
-    made["tool_calls"] = [_convert_call(call, profile, known) for call in message["tool_calls"]]
+    made["tool_calls"] = []
+    for call in message["tool_calls"]:
+        converted = {name: value for name, value in call.items() if name in known}
+        converted["id"] = _fit_id(call["id"], profile)
+        made["tool_calls"].append(converted)
     if profile.reasoning_filled:
         made.setdefault("reasoning_content", "")
     if not made.get("content"):
@@ -263,12 +298,6 @@ def _convert_calls(message: Message, profile: Profile, unwanted: frozenset[str])
             made.pop("content", None)
         elif profile.empty_content != "null":
             made["content"] = ""
-    return made
-
-
-def _convert_call(call: dict[str, Any], profile: Profile, known: set[str]) -> dict[str, Any]:
-    made = {name: value for name, value in call.items() if name in known}
-    made["id"] = _fit_id(call["id"], profile)
     return made
 
 
@@ -296,7 +325,8 @@ def _fit_id(call_id: str, profile: Profile) -> str:
     """An id goes back as it came, unless another server gave it and it does not match here."""
     if not profile.ids or re.fullmatch(profile.ids, call_id):
         return call_id
-    return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
+    data = call_id.encode("utf-8", "replace")
+    return hashlib.sha256(data).hexdigest()[:9]
 
 
 # ---- JSON ------------------------------------------------------------------------------------------

@@ -65,7 +65,10 @@ class Tap(Protocol):
 
 
 def read_answer(
-    answer: Answer, assembler: Assembler, idle_timeout: float, tap: Tap | None
+    answer: Answer,
+    assembler: Assembler,
+    idle_timeout: float,
+    tap: Tap | None,
 ) -> Iterator[Event]:
     """Feed an answer to the assembler; the deltas of it. Raises ModelError or Aborted."""
     pieces = answer.pieces()
@@ -99,7 +102,10 @@ def _read_until_text(pieces: Iterable[bytes]) -> bytes:
 
 
 def _read_events(
-    answer: Answer, body: Iterable[bytes], assembler: Assembler, idle_timeout: float
+    answer: Answer,
+    body: Iterable[bytes],
+    assembler: Assembler,
+    idle_timeout: float,
 ) -> Iterator[Event]:
     for event, data in sse(body):
         had_finished = bool(assembler.finish_reason)
@@ -196,7 +202,7 @@ def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
                 data.append(line[5:].removeprefix(" "))
             elif not line:
                 if any(data):
-                    yield event, data[0] if len(data) == 1 else "\n".join(data)
+                    yield event, "\n".join(data)
                 event = ""
                 data = []
             elif line.startswith("event:"):

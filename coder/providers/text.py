@@ -12,6 +12,8 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 if TYPE_CHECKING:
     from coder.types import Message
 
+JsonObject = dict[str, Any]
+
 
 def mend(text: str) -> str:
     """Join surrogate pairs that came apart; what no encoder takes (a lone half, NUL) becomes U+FFFD."""
@@ -32,21 +34,22 @@ def mend_all(value: Any, left: int = DEEPEST) -> Any:
     if isinstance(value, list | tuple):
         return [mend_all(item, left - 1) for item in value]
     if isinstance(value, dict):
-        return {
-            mend(key) if isinstance(key, str) else key: mend_all(item, left - 1)
-            for key, item in value.items()
-        }
+        return {_mend_key(key): mend_all(item, left - 1) for key, item in value.items()}
     return value
 
 
-def dictionaries(value: Any) -> list[dict[str, Any]]:
+def _mend_key(key: Any) -> Any:
+    return mend(key) if isinstance(key, str) else key
+
+
+def dictionaries(value: Any) -> list[JsonObject]:
     """Those in a list; none of what is no list."""
     if not isinstance(value, list):
         return []
     return [item for item in value if isinstance(item, dict)]
 
 
-def strings(parts: list[dict[str, Any]], name: str) -> list[str]:
+def strings(parts: list[JsonObject], name: str) -> list[str]:
     """This member of each part that has it as a string."""
     return [part[name] for part in parts if isinstance(part.get(name), str)]
 
@@ -161,8 +164,10 @@ def _continues_entry(last: Any, entry: Any) -> bool:
     return all(entry.get(name) == last.get(name) for name in ("type", "index", "id"))
 
 
-def _merge_pieces(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    merged = {name: value for piece in pieces for name, value in piece.items() if value is not None}
+def _merge_pieces(pieces: list[JsonObject]) -> JsonObject:
+    merged: JsonObject = {}
+    for piece in pieces:
+        merged |= {name: value for name, value in piece.items() if value is not None}
     for name in merged.keys() & {"thinking", "text", "summary"}:
         merged[name] = "".join(strings(pieces, name)) or merged[name]
     return merged
@@ -195,5 +200,8 @@ def shown_url(url: str) -> str:
     """An address for an error's line: without user, password and query, which may hold a key, and
     not too long."""
     parts = _parts(url)
-    shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    return (shown or url.rpartition("@")[2].partition("?")[0]).rstrip("/")[:300]
+    host = parts.netloc.rpartition("@")[2]
+    shown = urlunsplit((parts.scheme, host, parts.path, "", ""))
+    if not shown:  # no URL
+        shown = url.rpartition("@")[2].partition("?")[0]
+    return shown.rstrip("/")[:300]
