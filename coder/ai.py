@@ -183,8 +183,8 @@ def client_endpoint(
 
 
 def pardon(failure: ModelError, assembler: Assembler) -> None:
-    """A whole answer counts although the connection stayed open or broke after it. Raises ModelError
-    for any other."""
+    """A whole answer counts although the connection stayed open or broke after it. Raises
+    ModelError for any other."""
     if failure.kind != "network" or not assembler.ended:
         raise failure
     if not assembler.is_whole:

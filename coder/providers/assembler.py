@@ -64,8 +64,8 @@ LONE_END = "\n</think>\n"
 
 
 class Assembler:
-    """Collects the chunks of one answer. `echoed` are the members of a delta, besides the API's own,
-    that the server wants back with the message."""
+    """Collects the chunks of one answer. `echoed` are the members of a delta, besides the API's
+    own, that the server wants back with the message."""
 
     def __init__(self, echoed: Iterable[str] = ECHOED) -> None:
         self.echoed = frozenset(echoed)
@@ -285,13 +285,13 @@ class Assembler:
         return message
 
 
-# ---- answers that look right and are not -----------------------------------------------------------
+# ---- answers that look right and are not ---------------------------------------------------------
 
 MAX_CHARS_PER_TOKEN = 12  # no text has more
 DROPPED = """\
-The server counts fewer tokens than the conversation has: perhaps its context is smaller than ours \
-({window}). Give it more (with Ollama by OLLAMA_CONTEXT_LENGTH, or num_ctx in the Modelfile), or set \
-CODER_CONTEXT_WINDOW to what it has."""
+The server counts fewer tokens than the conversation has: perhaps its context is smaller than \
+ours ({window}). Give it more (with Ollama by OLLAMA_CONTEXT_LENGTH, or num_ctx in the Modelfile), \
+or set CODER_CONTEXT_WINDOW to what it has."""
 
 
 def check_context(answer: Completion, window: int) -> None:

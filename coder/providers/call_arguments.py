@@ -1,4 +1,5 @@
-"""The text of a call's arguments -> a JSON object. Takes the slips of models whose meaning is certain.
+"""The text of a call's arguments -> a JSON object. Takes the slips of models whose meaning is
+certain.
 
 Certain means: the whole text parses once the slip is mended, and no string in it was touched but
 for escapes that JSON does not have. A bracket or a quote that is missing is never added: the call
@@ -84,7 +85,7 @@ def _say_what_is_wrong(error: ValueError) -> str:
     return f"not valid JSON near {before}{text[start:end]}{after}: {why}"
 
 
-# ---- slips ------------------------------------------------------------------------------------------
+# ---- slips ---------------------------------------------------------------------------------------
 
 
 def _mend(raw: str) -> JsonObject | None:
@@ -102,8 +103,8 @@ def _mend(raw: str) -> JsonObject | None:
 
 
 def _repeated_object(raw: str) -> JsonObject | None:
-    """The object at the start if what follows repeats it or holds no other; an empty first one gives
-    way."""
+    """The object at the start if what follows repeats it or holds no other; an empty first one
+    gives way."""
     rest = raw
     objects: list[JsonObject] = []
     while rest.startswith("{"):

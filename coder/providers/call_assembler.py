@@ -1,4 +1,5 @@
-"""The pieces of tool calls -> whole calls. Servers number them by index, by id, by both or not at all."""
+"""The pieces of tool calls -> whole calls. Servers number them by index, by id, by both or not at
+all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Bytes from a model server: connections that are kept, one request over one of them, and its answer.
+"""Bytes from a model server: connections that are kept, one request over one of them, and its
+answer.
 
 An abort cannot end the opening of a connection (name lookup, handshakes): a worker thread does it,
 and is left behind. The thread that asked sends and reads; an abort shuts the socket, which ends a
@@ -103,8 +104,8 @@ class Server:
             raise self._failure_of(error, proxy) from error
 
     def alert(self, error: Exception) -> ModelError | None:
-        """The error of a connection that the server has ended by an alert of TLS, None for any other
-        end."""
+        """The error of a connection that the server has ended by an alert of TLS, None for any
+        other end."""
         if "ALERT" not in str(getattr(error, "reason", "")):
             return None
         from coder.providers.https import tls_failure
@@ -132,7 +133,7 @@ class Server:
         return ModelError("network", message, retryable=self.answered, advice=advice)
 
 
-# ---- opening a connection --------------------------------------------------------------------------
+# ---- opening a connection ------------------------------------------------------------------------
 
 
 def _connect(url: str, proxy: Proxy | None) -> socket.socket:
@@ -161,7 +162,8 @@ def _dial(host: str | None, port: int) -> socket.socket:
     """A connection to the first address of a host that takes one. Raises OSError: why the last one
     failed.
 
-    All are tried side by side, each HEAD_START after the one before it, or as soon as that one fails.
+    All are tried side by side, each HEAD_START after the one before it, or as soon as that one
+    fails.
     """
     addresses = _look_up(host or "", port)
     trying: dict[int, socket.socket] = {}  # by file number
@@ -227,7 +229,7 @@ def _begin_connecting(info: tuple[Any, ...]) -> socket.socket:
     return sock
 
 
-# ---- one request -----------------------------------------------------------------------------------
+# ---- one request ---------------------------------------------------------------------------------
 
 
 class StreamingRequest:

@@ -1,6 +1,7 @@
 """Endpoint: the address of one server, its key, and requests to it.
 
-Redirects are not followed: they would carry the conversation to another host. Retries are the loop's.
+Redirects are not followed: they would carry the conversation to another host. Retries are the
+loop's.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Endpoint:
         return f"{head}\r\n".encode()
 
 
-# ---- addresses -------------------------------------------------------------------------------------
+# ---- addresses -----------------------------------------------------------------------------------
 
 
 def base_of(url: str) -> str:
@@ -165,7 +166,7 @@ def check_address(address: str) -> str:
     raise ModelError("protocol", message)
 
 
-# ---- answers that are errors -----------------------------------------------------------------------
+# ---- answers that are errors ---------------------------------------------------------------------
 
 
 def refusal(answer: Answer) -> ModelError:

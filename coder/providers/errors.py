@@ -1,6 +1,8 @@
-"""Failed model calls: the kind of an error, its message for the user, whether and when it is tried again.
+"""Failed model calls: the kind of an error, its message for the user, whether and when it is tried
+again.
 
-One classifier for HTTP answers and for errors inside a stream. The rules come from what real servers send.
+One classifier for HTTP answers and for errors inside a stream. The rules come from what real
+servers send.
 """
 
 from __future__ import annotations
@@ -129,7 +131,8 @@ def _kind_of(
     asks_to_wait: bool,
 ) -> tuple[ErrorKind, bool]:
     """(kind, is it retryable). The order counts, and codes come before words: a throttled request
-    may speak of tokens like an overflow, and Gemini words a limit per minute like an empty account."""
+    may speak of tokens like an overflow, and Gemini words a limit per minute like an empty account.
+    """
     is_throttled = bool(re.search(THROTTLE_WORDS, words))
     may_pass = is_throttled or asks_to_wait
     if status == 402 or codes & QUOTA_CODES or (not may_pass and re.search(QUOTA_WORDS, words)):
@@ -158,7 +161,7 @@ def _names_no_model(status: int | None, words: str) -> bool:
     return status in (None, 400, 422) and bool(re.search(MODEL_WORDS, words))
 
 
-# ---- the body of an error --------------------------------------------------------------------------
+# ---- the body of an error ------------------------------------------------------------------------
 
 SAID = ("message", "detail", "msg", "error_description", "reason")
 
@@ -208,7 +211,8 @@ def _read_member(source: JsonObject, name: str) -> str:
 
 
 def _read_sentence(said: Any, depth: int = 5) -> str:
-    """The text in an error, which may be a list of complaints, each with its place (FastAPI, Mistral)."""
+    """The text in an error, which may be a list of complaints, each with its place (FastAPI,
+    Mistral)."""
     if not depth:
         return ""
     if isinstance(said, list):
@@ -255,7 +259,7 @@ def well_formed() -> Iterator[None]:
         raise ModelError("protocol", message, retryable=True) from error
 
 
-# ---- messages for the user -------------------------------------------------------------------------
+# ---- messages for the user -----------------------------------------------------------------------
 
 
 def happened(error: ModelError) -> str:
@@ -280,7 +284,7 @@ def explain(error: ModelError) -> str:
     return join(" ", f"{happened(error)}.", wait, error.advice or ADVICE[error.kind])
 
 
-# ---- how long to wait ------------------------------------------------------------------------------
+# ---- how long to wait ----------------------------------------------------------------------------
 
 WAIT = (
     r"(?:try again in|reset after|retry in|retry after|retrydelay\W{1,5})\s{0,5}"
@@ -319,10 +323,11 @@ def _read_seconds(text: str, unit: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """min(base * 2^(n-1), cap) seconds with jitter, never less than the server asks; no wait above `max_delay`.
+    """min(base * 2^(n-1), cap) seconds with jitter, never less than the server asks; no wait above
+    `max_delay`.
 
-    Waiting for a server that loads its model counts as no error for `loading` seconds in all. Subclass it and
-    override `delay` for a provider with other habits.
+    Waiting for a server that loads its model counts as no error for `loading` seconds in all.
+    Subclass it and override `delay` for a provider with other habits.
     """
 
     base: float = 2.0
@@ -341,7 +346,8 @@ class RetryPolicy:
 
 
 class Failures:
-    """The failed attempts at one answer: how long to wait before the next, what to say when giving up."""
+    """The failed attempts at one answer: how long to wait before the next, what to say when giving
+    up."""
 
     def __init__(self, policy: RetryPolicy, limit: int) -> None:
         self.policy = policy

@@ -96,8 +96,8 @@ def read_head(incoming: Incoming) -> tuple[int, dict[str, str]]:
 
 
 def is_framed(headers: Mapping[str, str]) -> bool:
-    """Whether an answer says where it ends; otherwise the end of the connection ends it, and so does
-    a break."""
+    """Whether an answer says where it ends; otherwise the end of the connection ends it, and so
+    does a break."""
     return "content-length" in headers or "transfer-encoding" in headers
 
 

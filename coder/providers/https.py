@@ -28,7 +28,7 @@ BY_CLIENT = "A client of the openai package takes SOCKS and https proxies: ChatM
 PERHAPS_PLAIN = "A server that speaks http has an address with http://."
 
 
-# ---- TLS -------------------------------------------------------------------------------------------
+# ---- TLS -----------------------------------------------------------------------------------------
 
 
 def tls_context() -> ssl.SSLContext:
@@ -46,9 +46,9 @@ def tls_context() -> ssl.SSLContext:
 def _load_tls(file: str | None, folder: str | None) -> ssl.SSLContext:
     if file or folder:
         named = ssl.create_default_context(cafile=file or None, capath=folder or None)
-        # The user trusts these on purpose, so they are taken as curl takes them: an authority in the
-        # middle counts as well, and a company's proxy whose own lacks an extension, which Python
-        # refuses from 3.13 on
+        # The user trusts these on purpose, so they are taken as curl takes them: an authority in
+        # the middle counts as well, and a company's proxy whose own lacks an extension, which
+        # Python refuses from 3.13 on
         named.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         named.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return named
@@ -77,7 +77,7 @@ def tls_failure(cause: Exception, address: str) -> ModelError | None:
     return ModelError("protocol", message, advice=PERHAPS_PLAIN)
 
 
-# ---- proxies ---------------------------------------------------------------------------------------
+# ---- proxies -------------------------------------------------------------------------------------
 
 
 class Proxy(NamedTuple):

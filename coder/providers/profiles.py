@@ -32,7 +32,8 @@ EXTRA_MEMBERS = frozenset({*REASONING, *ECHOED, THINK})  # of an assistant messa
 
 @dataclass(frozen=True)
 class Profile:
-    """How one model of one server is asked. The defaults are the plain form, which most servers take."""
+    """How one model of one server is asked. The defaults are the plain form, which most servers
+    take."""
 
     output_limit: str = "max_tokens"  # or "max_completion_tokens"
     stream_options: bool = True  # asks for the usage
@@ -143,7 +144,7 @@ def _check_field(name: str, value: Any) -> Any:
     return value
 
 
-# ---- dropping parameters that the server rejects ---------------------------------------------------
+# ---- dropping parameters that the server rejects -------------------------------------------------
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 # Added by this package, or how an answer is sampled. Other options may be a condition of the user's
@@ -163,8 +164,9 @@ DROPPABLE = {
     "repetition_penalty",
 }
 UNKNOWN = (
-    r"unsupported|not support|unknown|unrecogni[sz]ed|unexpected|not (be )?(permitted|allowed|accepted)|forbidden|extra|"
-    r"no longer|cannot find field|is not (a )?(valid|known)|invalid (parameter|argument|field|property)"
+    r"unsupported|not support|unknown|unrecogni[sz]ed|unexpected|"
+    r"not (be )?(permitted|allowed|accepted)|forbidden|extra|no longer|cannot find field|"
+    r"is not (a )?(valid|known)|invalid (parameter|argument|field|property)"
 )
 WRONG = (
     r"must be one of|should be|invalid value|not (a )?valid|"
@@ -226,7 +228,7 @@ def _rejects(text: str, name: str, words: str) -> bool:
     return False
 
 
-# ---- tokens and money ------------------------------------------------------------------------------
+# ---- tokens and money ----------------------------------------------------------------------------
 
 MAX_COUNT = 1e12  # tokens; what is more, or no number at all, is not counted
 CACHED = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
@@ -270,7 +272,8 @@ def _read_number(counts: JsonObject, *names: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a million tokens cost, in one currency. `cached` None: as much as other input. Raises ValueError."""
+    """What a million tokens cost, in one currency. `cached` None: as much as other input. Raises
+    ValueError."""
 
     input: float
     output: float

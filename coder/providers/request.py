@@ -88,8 +88,8 @@ class RequestEncoder:
         return b'%s,"messages":[%s]}' % (members[:-1], b",".join(parts))
 
     def _make_members(self, request: Request, rejected: frozenset[str]) -> JsonObject:
-        """What is sent besides the messages. Values of the profile give way to `extra`, and those to
-        the request's own options, as far as the model takes them."""
+        """What is sent besides the messages. Values of the profile give way to `extra`, and those
+        to the request's own options, as far as the model takes them."""
         profile = self.profile
         body: JsonObject = {"model": self.model, "stream": True}
         if profile.stream_options:
@@ -194,7 +194,7 @@ def _fill(value: Any, words: Mapping[str, Any]) -> Any:
     return words.get(value, value) if isinstance(value, str) else value
 
 
-# ---- messages --------------------------------------------------------------------------------------
+# ---- messages ------------------------------------------------------------------------------------
 
 
 def _convert_round(
@@ -329,7 +329,7 @@ def _fit_id(call_id: str, profile: Profile) -> str:
     return hashlib.sha256(data).hexdigest()[:9]
 
 
-# ---- JSON ------------------------------------------------------------------------------------------
+# ---- JSON ----------------------------------------------------------------------------------------
 
 
 def copied(value: Any) -> Any:

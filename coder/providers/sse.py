@@ -1,4 +1,5 @@
-"""The body of an answer -> deltas: an event stream, or one JSON document, whatever its content type says.
+"""The body of an answer -> deltas: an event stream, or one JSON document, whatever its content type
+says.
 
 An answer is read to its end, so that its connection can serve the next request.
 """
@@ -124,7 +125,7 @@ def _read_events(
             answer.within(AFTER_FINISH if assembler.finish_reason else idle_timeout)
 
 
-# ---- one document ----------------------------------------------------------------------------------
+# ---- one document --------------------------------------------------------------------------------
 
 
 def _finite(digits: str) -> float | None:
@@ -165,7 +166,7 @@ def _no_api_answer(answer: Answer, document: Any) -> ModelError:
     return ModelError("protocol", f"not an API answer from {shown_url(answer.url)}: {said}")
 
 
-# ---- an event stream -------------------------------------------------------------------------------
+# ---- an event stream -----------------------------------------------------------------------------
 
 
 def _parse_event(event: str, data: str, had_finished: bool) -> Any:

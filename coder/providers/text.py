@@ -16,7 +16,8 @@ JsonObject = dict[str, Any]
 
 
 def mend(text: str) -> str:
-    """Join surrogate pairs that came apart; what no encoder takes (a lone half, NUL) becomes U+FFFD."""
+    """Join surrogate pairs that came apart; what no encoder takes (a lone half, NUL) becomes
+    U+FFFD."""
     if not text.isascii():
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text.replace("\0", "\ufffd") if "\0" in text else text
@@ -75,11 +76,12 @@ def new_id() -> str:
     return os.urandom(5).hex()[:9]
 
 
-# ---- pieces of an answer ---------------------------------------------------------------------------
+# ---- pieces of an answer -------------------------------------------------------------------------
 
 
 class ThinkTag:
-    """Thoughts before an answer, between tags that may be cut anywhere. Tags later in a text are text."""
+    """Thoughts before an answer, between tags that may be cut anywhere. Tags later in a text are
+    text."""
 
     OPEN = "<think>"
     CLOSE = "</think>"
@@ -156,7 +158,8 @@ def join_pieces(pieces: list[Any]) -> Any:
 
 
 def _continues_entry(last: Any, entry: Any) -> bool:
-    """Is this a further piece of the same entry? A signature ends one; what is encrypted comes whole."""
+    """Is this a further piece of the same entry? A signature ends one; what is encrypted comes
+    whole."""
     if not (isinstance(last, dict) and isinstance(entry, dict)):
         return False
     if last.get("signature") or "data" in last or "data" in entry:
@@ -173,7 +176,7 @@ def _merge_pieces(pieces: list[JsonObject]) -> JsonObject:
     return merged
 
 
-# ---- addresses -------------------------------------------------------------------------------------
+# ---- addresses -----------------------------------------------------------------------------------
 
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")  # variables, for https
 
