@@ -133,6 +133,12 @@ def test_a_token_provider_that_fails_is_said_and_nothing_is_sent() -> None:
     assert "RuntimeError: az login has expired" in result.text
 
 
+def test_a_key_that_no_header_can_carry_is_not_shown() -> None:
+    with serve(Reply("well")) as server:
+        result = talk(client_of(server, api_key="sk-of-the-client\n"))[1]
+    assert result.error and "sk-of" not in result.text and "sk-of" not in result.error.advice
+
+
 def test_a_client_inside_a_wrapper_that_traces_is_used_through_it() -> None:
     class Traced:
         def __init__(self, client: openai.OpenAI) -> None:

@@ -83,7 +83,7 @@ class ClientEndpoint(Endpoint):
                 raise refusal(answer)
             yield answer
         except ModelError as error:
-            for key in answer.sent_keys():
+            for key in (self.key_for(api_key).strip(), *answer.sent_keys()):
                 hide_key(error, key)
             raise
         finally:
@@ -157,6 +157,7 @@ class ClientAnswer:
         """The work of the thread."""
         try:
             with closing(send()) as response:
+                self._response = response
                 self._received.put(response)
                 pieces = response.iter_bytes()
                 piece: bytes | None = b""
@@ -178,7 +179,6 @@ class ClientAnswer:
     def wait_for_head(self) -> None:
         """Raises ModelError or Aborted."""
         response = self._take()
-        self._response = response
         self.url = str(response.url)
         self.status_code = response.status_code
         self.headers = {name.lower(): value for name, value in response.headers.items()}
