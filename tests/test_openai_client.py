@@ -341,6 +341,21 @@ def test_a_model_is_found_by_the_client_too(place: Place) -> None:
     assert server.requests[0]["model"] == "script"
 
 
+def test_openais_own_address_needs_no_import_of_the_package(place: Place) -> None:
+    asks_openai = (
+        "import sys; from coder import ChatModel, run_loop\n"
+        "events = list(run_loop([], ChatModel('m'), prompt='go'))\n"
+        "print(events[-1].text, 'openai' in sys.modules, 'httpx2' in sys.modules)"
+    )
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        proxy = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        env = {"OPENAI_API_KEY": "sk-own", "HTTPS_PROXY": proxy}
+        done = place.coder(python=("-c", asks_openai), **env)
+    assert f"nothing answers at the proxy {proxy}" in done.stdout, done.stderr
+    assert done.stdout.endswith("False False\n")
+
+
 @contextlib.contextmanager
 def listening(serve_one: Callable[[socket.socket], object]) -> Iterator[int]:
     """A server that gives each connection to `serve_one`, in a thread of its own; its port."""
