@@ -128,8 +128,9 @@ class Assembler:
             delta = choice.get("message")  # the answer in one piece
         if delta:
             yield from self._take_thoughts(delta)
-            yield from self._take_content(delta.get("content"))
-            yield from self._take_content(delta.get("refusal"))
+            for name in ("content", "refusal"):
+                if delta.get(name):
+                    yield from self._take_content(delta[name])
             yield from self._take_calls(delta)
             self._keep_echoed(delta)
         reason = str(choice.get("finish_reason") or "")
