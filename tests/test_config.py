@@ -365,6 +365,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "CODER_REASONING": ("High", "high"),
     "CODER_SANDBOX": ("ON", "on"),
     "CODER_SANDBOX_NETWORK": ("off", False),
+    "CODER_CLIENT": ("OpenAI", "openai"),
     "CODER_IDLE_TIMEOUT": (" 2.5 ", 2.5),
     "CODER_FIRST_BYTE_TIMEOUT": ("0", 0),
     "CODER_MAX_SECONDS": ("0", None),  # no limit

@@ -58,6 +58,7 @@ STARTS: list[tuple[str, dict[str, str], list[str] | None]] = [
             "--max-steps 1": "the step limit is reached ... Enter goes on with it. ... You said continue.",
             "--idle-timeout 1": "No data for 1 s. Attempt 2 ... You said hang.",
             "--sandbox-network off": "sent: and have no network",
+            "--client openai": "",  # test_openai_client.py sees what is sent
         },
         ["run seq 9", "", "hang", "run echo Permission denied; exit 1", ""],
     ),

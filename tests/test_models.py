@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.providers.http import Endpoint
+from coder.providers.endpoint import Endpoint
 from coder.types import ModelError
 from tests.harness import serve
 from tests.terminal import Terminal, rendered

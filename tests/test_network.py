@@ -153,12 +153,14 @@ def server_tls(certificates: Path, name: str = "good") -> ssl.SSLContext:
 
 @contextmanager
 def https(certificates: Path, name: str = "good") -> Iterator[ScriptedServer]:
-    context = server_tls(certificates, name)
-    server = serve(Reply("well"))
+    with secure(serve(Reply("well")), server_tls(certificates, name)) as server:
+        yield server
+
+
+def secure(server: ScriptedServer, context: ssl.SSLContext) -> ScriptedServer:
     server.socket = context.wrap_socket(server.socket, server_side=True)
     server.url = f"https://localhost:{server.port}/v1"
-    with server:
-        yield server
+    return server
 
 
 @pytest.mark.parametrize(

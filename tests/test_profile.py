@@ -534,7 +534,7 @@ def test_each_request_begins_with_the_bytes_of_the_one_before(profile: dict[str,
 
     sent: list[bytes] = []
     replies = step(1), Reply("no", status=500), *(step(number) for number in range(2, 5))
-    model = {"profile": profile, "tap": lambda data: sent.append(data) or print}
+    model = {"profile": profile, "tap": sent.append}
     with serve(*replies, Reply("done"), Reply("done")) as server:
         messages: list[Message] = []
         for prompt in ("go", "more"):

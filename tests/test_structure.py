@@ -116,7 +116,7 @@ def test_there_is_no_circle_of_imports() -> None:
 
 
 def test_the_libraries_have_one_place_each_and_are_imported_late() -> None:
-    assert importers_of("openai", "httpx") == {"coder.providers.http"}
+    assert importers_of("openai", "httpx") == {"coder.providers.openai_client"}
     assert importers_of("dotenv") == {"coder.cli.settings"}
     assert importers_of("mcp", "mcp_types") == {
         "coder.extend.mcp",

@@ -134,9 +134,12 @@ def test_the_users_answer_is_recorded_with_the_time_it_took(file: Path) -> None:
 def test_a_tap_of_ones_own_sees_the_bytes_of_both_ways() -> None:
     seen: list[Any] = []
 
-    def tap(sent: bytes) -> Callable[[Any], None]:
+    class Seen:
+        head = piece = ended = staticmethod(seen.append)
+
+    def tap(sent: bytes) -> Seen:
         seen.append(json.loads(sent)["messages"][-1]["content"])
-        return seen.append
+        return Seen()
 
     with serve(Reply("x", status=500), Reply("hello")) as server:
         model = ChatModel("m", base_url=server.url, tap=tap)

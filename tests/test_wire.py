@@ -13,9 +13,10 @@ from coder.ai import ChatModel
 from coder.devtools.scripted import Reply
 from coder.events import Event, Notice, Retry, TextDelta
 from coder.loop import run_loop
-from coder.providers.assembler import Assembler, ToolCallAssembler
-from coder.providers.http import AFTER_FINISH, CUT, read_answer, sse
+from coder.providers.assembler import Assembler
+from coder.providers.call_assembler import ToolCallAssembler
 from coder.providers.profiles import ECHOED, Price, read_usage
+from coder.providers.sse import AFTER_FINISH, CUT, read_answer, sse
 from coder.providers.text import ThinkTag
 from coder.types import Completion, ModelError, Usage
 from tests.harness import FAST, all_of, ask, drive, quick, serve, types

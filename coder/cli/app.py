@@ -19,7 +19,15 @@ from coder.agent.agent import Agent
 from coder.agent.profiles import AgentSpec, choices, choose, load_agents, system_prompt
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.cli.process import Interrupts, at_end, needed, optional
-from coder.cli.settings import ConfigError, Settings, config_folder, data_folder, keep_of, window_of
+from coder.cli.settings import (
+    ConfigError,
+    Settings,
+    client_of,
+    config_folder,
+    data_folder,
+    keep_of,
+    window_of,
+)
 from coder.events import Event, Events, Notice, RunEnd, StepEnd, hidden_usage
 from coder.history import user
 from coder.hooks import FunctionHooks, HookChain, Hooks
@@ -72,6 +80,7 @@ class App:
     def __init__(self, settings: Settings, arguments: argparse.Namespace) -> None:
         self.settings, self.arguments, self.cwd = settings, arguments, Path.cwd()
         self.notices: list[str] = list(settings.notes)
+        self.client = client_of(settings)
         self.usage, self.newest = Usage(), Usage()  # of the session; of the newest answer
         self.was_planning = False  # in the newest run of this conversation
         self.interrupts = Interrupts()
@@ -197,10 +206,11 @@ class App:
         settings, idle = self.settings, self.settings.idle_timeout
         if (first := settings.first_byte_timeout) is None:
             first = max(FIRST_BYTE_TIMEOUT, idle) if idle else 0
+        server: dict[str, Any] = {"client": self.client}
+        if self.client is None:
+            server = {"base_url": settings.base_url, "api_key": settings.api_key}
         return ChatModel(
             name,
-            base_url=settings.base_url,
-            api_key=settings.api_key,
             context_window=settings.context_window or window_of(name),
             idle_timeout=idle,
             first_byte_timeout=first,
@@ -208,7 +218,8 @@ class App:
             headers=settings.headers,
             profile=settings.profile,
             price=settings.price_of(name),
-            redact=self.redactor.data if self.redactor else bytes,
+            redact=self.redactor.data if self.redactor else None,
+            **server,
         )
 
     def model_of(self, spec: AgentSpec) -> ChatModel:

@@ -192,7 +192,7 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
 
     keyboard.candidates = lambda before, word: session().commands.complete(before, word)
     show_top(screen, settings, arguments)
-    _load_behind(bool(settings.base_url))
+    _load_behind()
     process.raise_on_sigint()
     at_once = [first] if first or arguments.continue_ or arguments.resume is not None else []
     try:
@@ -231,7 +231,7 @@ def show_top(screen: Screen, settings: Settings, arguments: argparse.Namespace) 
     screen.line()
 
 
-def _load_behind(own_server: bool) -> None:
+def _load_behind() -> None:
     """Import what the first run needs, while the user reads and types."""
     import threading
 
@@ -239,10 +239,6 @@ def _load_behind(own_server: bool) -> None:
         path = config_folder() / "mcp.json"
         if path.exists() and (mcp := process.optional("coder.extend.mcp")):
             mcp.start(path)  # its programs start meanwhile
-        if not own_server:
-            from coder.providers.http import openai_client
-
-            openai_client("none")  # the slowest first
         for name in ("rich.cells", "coder.cli.repl"):
             process.optional(name)
 

@@ -24,6 +24,7 @@ from coder.cli.settings import (
     ConfigError,
     Missing,
     Settings,
+    client_of,
     config_folder,
     env_line,
     load,
@@ -32,8 +33,8 @@ from coder.cli.settings import (
     server_place,
 )
 from coder.cli.wording import by_number, first_of
+from coder.providers.endpoint import Endpoint
 from coder.providers.errors import explain
-from coder.providers.http import Endpoint
 from coder.tools.workspace import make_private
 from coder.types import CoderError, ModelError
 
@@ -111,11 +112,19 @@ def complete(missing: Missing, arguments: argparse.Namespace) -> Settings:
 
 def _names_of(settings: Settings, missing: Missing) -> list[str]:
     """The models of the server. Raises ConfigError."""
-    endpoint = Endpoint(settings.base_url, settings.api_key, settings.headers)
     try:
-        return models_of(endpoint, near="" if settings.base_url else "gpt-5")
+        return models_of(_endpoint_of(settings), near="" if settings.base_url else "gpt-5")
     except ModelError as error:
         raise ConfigError(f"{missing}; {explain(error)}") from None
+
+
+def _endpoint_of(settings: Settings) -> Endpoint:
+    client = client_of(settings)
+    if client is None:
+        return Endpoint(settings.base_url, settings.api_key, settings.headers)
+    from coder.providers.openai_client import ClientEndpoint  # late: as the client
+
+    return ClientEndpoint(client, "", settings.headers)
 
 
 def _choose_model(names: Sequence[str], arguments: argparse.Namespace) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from coder.providers.text import host_of, is_loopback, shown_url
+from coder.providers.text import PROXIES, host_of, is_loopback, shown_url
 from coder.tools.secrets import header_secret
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ NUMBER: Kind = (r"\d{1,12}(\.\d+)?", float)
 SWITCH: Kind = ("on|off", lambda text: text.lower() == "on")
 LEVEL: Kind = ("|".join(LEVELS), str.lower)
 SANDBOX: Kind = ("auto|on|off", str.lower)
+CLIENT: Kind = ("direct|openai", str.lower)
 PLAIN: Kind = ("[!-~]+", str)
 HOST = r"([^\s/@?#\\]*@)?([\w.-]+|\[[0-9a-f:.]+\])(:[1-9]\d{0,4})?"
 ADDRESS: Kind = (rf"https?://{HOST}([/?#][!-~]*)?", str)
@@ -175,6 +176,9 @@ class Settings:  # no dataclass: 8 ms for `coder --help`
     allow_http: bool = setting(False, SWITCH, "on to allow http:// to another machine (off)", "")
     sandbox: str = setting("auto", SANDBOX, "auto, on (none runs without it) or off", "auto|on|off")
     sandbox_network: bool = setting(True, SWITCH, "on or off: commands have network (on)", "on|off")
+    client: str = setting(
+        "direct", CLIENT, "direct or openai: what sends requests (direct)", "NAME"
+    )
     keys: tuple[str, ...]  # of all sources, to be redacted
     notes: tuple[str, ...]  # what the user should know of where the settings came from
 
@@ -267,10 +271,34 @@ def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
     if ignored and cwd / ".coder" != config_folder():
         where = f"These settings count only in {config_folder()}."
         notes.append(f"Ignored in this folder: {', '.join(ignored)}. {where}")
+    proxy = proxy_for_client(url)
+    if proxy and settings.client == "direct":
+        settings.client = "openai"
+        notes.append(f"The openai client sends the requests, through {proxy}.")
     settings.notes = tuple(notes)
     if not settings.model:
         raise Missing("no model: set OPENAI_MODEL, or use -m NAME", settings)
     return settings
+
+
+def proxy_for_client(url: str) -> str:
+    """The environment's proxy that only the openai client can use; "" if there is none."""
+    if not os.environ.keys() & PROXIES:
+        return ""
+    from coder.providers.https import proxy_of  # late: ssl takes 10 ms
+
+    proxy = proxy_of(url or "https://api.openai.com/v1")
+    return proxy.name if proxy and not proxy.is_plain else ""
+
+
+def client_of(settings: Settings) -> Any:
+    """The client of the openai package that sends the requests; None if the direct connection does.
+    Raises ModelError."""
+    if settings.client == "direct":
+        return None
+    from coder.providers.openai_client import make_client  # late: the package takes 0.5 s
+
+    return make_client(settings.base_url, settings.api_key)
 
 
 def read_sources(cwd: Path, flags: Mapping[str, Any] | None = None) -> Sources:

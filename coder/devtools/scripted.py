@@ -33,8 +33,8 @@ from typing import Any, Literal
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.trace_report import Exchange, read
+from coder.providers.endpoint import Endpoint
 from coder.providers.errors import classify
-from coder.providers.http import Endpoint
 from coder.types import ModelError
 
 MODEL = "script"

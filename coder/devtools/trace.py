@@ -28,7 +28,6 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -39,6 +38,7 @@ from coder.ai import ChatModel
 from coder.events import Events, Notice, Returning
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.permissions.redact import Redactor
+from coder.providers.sse import Answer
 from coder.providers.text import shown_url
 from coder.tools.secrets import header_secret
 from coder.types import ModelError, RunResult
@@ -119,25 +119,11 @@ class Trace:
         hiding = FunctionHooks(before_llm_call=lambda request: self.hide(request.api_key))
         return HookChain(hiding, hooks, hiding)
 
-    def tap(self, sent: bytes) -> Callable[[Any], None]:
+    def tap(self, sent: bytes) -> TracedAnswer:
         """The `tap` of a ChatModel."""
         number = next(self._numbers)
         self._write("request", b'"n": %d, "bytes": %d, "body": %s' % (number, len(sent), sent))
-
-        def receive(got: Any) -> None:
-            if isinstance(got, bytes):
-                self.record("chunk", n=number, text=got.decode("utf-8", "surrogateescape"))
-            elif got is None:
-                self.record("response_end", n=number, error=None)
-            elif isinstance(got, ModelError):
-                error = {each.name: getattr(got, each.name) for each in dataclasses.fields(got)}
-                body = error.pop("body").decode("utf-8", "surrogateescape")
-                self.record("response_end", n=number, error=error, body=body)
-            else:
-                headers = {k: v for k, v in got.headers.items() if "cookie" not in k.lower()}
-                self.record("response", n=number, status=got.status_code, headers=headers)
-
-        return receive
+        return TracedAnswer(self, number)
 
     def record(self, type: str, **fields: Any) -> None:  # noqa: A002 (the name in the file)
         """Append one line."""
@@ -158,6 +144,29 @@ class Trace:
         except OSError as error:
             self._failure = error.strerror or str(error)
             self.close()
+
+
+class TracedAnswer:
+    """Records the answer to the request of this number."""
+
+    def __init__(self, trace: Trace, number: int) -> None:
+        self.trace = trace
+        self.number = number
+
+    def head(self, answer: Answer) -> None:
+        headers = {k: v for k, v in answer.headers.items() if "cookie" not in k.lower()}
+        self.trace.record("response", n=self.number, status=answer.status_code, headers=headers)
+
+    def piece(self, data: bytes) -> None:
+        self.trace.record("chunk", n=self.number, text=data.decode("utf-8", "surrogateescape"))
+
+    def ended(self, error: ModelError | None) -> None:
+        if error is None:
+            self.trace.record("response_end", n=self.number, error=None)
+            return
+        facts = {field.name: getattr(error, field.name) for field in dataclasses.fields(error)}
+        body = facts.pop("body").decode("utf-8", "surrogateescape")
+        self.trace.record("response_end", n=self.number, error=facts, body=body)
 
 
 def _open(path: str | Path) -> int:

@@ -1,7 +1,9 @@
-"""Bytes from a model server: connections that are kept, one request over one of them, and its answer.
+"""Bytes from a model server: connections that are kept, one request over one of them, and its
+answer.
 
-An abort cannot end the opening of a connection (name lookup, handshakes): a worker thread does it, and is left behind.
-The thread that asked sends and reads; an abort shuts the socket, which ends a read or a write that blocks.
+An abort cannot end the opening of a connection (name lookup, handshakes): a worker thread does it,
+and is left behind. The thread that asked sends and reads; an abort shuts the socket, which ends a
+read or a write that blocks.
 """
 
 from __future__ import annotations
@@ -28,29 +30,37 @@ from coder.types import ModelError
 if TYPE_CHECKING:
     from coder.providers.https import Proxy
 
+Redact = Callable[[bytes], bytes]  # applied to each piece of an answer
+
 CONNECT_TIMEOUT = 10.0  # seconds, for the connection and for each handshake
 HEAD_START = 0.25  # seconds of an address before the next one (RFC 8305)
-KEPT = (
-    5.0  # seconds that an idle connection is kept: behind a NAT it may be gone, and nobody says so
-)
+# seconds that an idle connection is kept: a NAT may have forgotten it later, and nobody says so
+KEPT = 5.0
 # It also runs while the machine sleeps, on macOS by itself
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-# (option, value), as far as the system has it: a connection whose other side is gone ends after 90 s
-PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
-RESENT = 1.0  # seconds within which a server can end a kept connection without having begun to work on a request
-SWITCHING = 101  # a status below 200 behind which nothing of HTTP comes
+# By option, as far as the system has it: a connection whose other side is gone ends after 90 s
+PROBES = {
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPALIVE": 30,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 6,
+}
+# seconds within which a server can end a kept connection without having begun to work on a request
+RESENT = 1.0
+SWITCHING = 101  # a status below 200 after which nothing of HTTP comes
 TOO_IDLE = 408  # the status with which some servers end a kept connection
 NO_BODY = (204, 304)  # statuses of answers without one, whatever the headers say
-PERHAPS_TLS = "Where the server speaks TLS, OPENAI_BASE_URL begins with https://."
+PERHAPS_TLS = "If the server speaks TLS, OPENAI_BASE_URL begins with https://."
+BROKEN = "the connection broke in the middle of the answer"
 SLOW = "A slow server needs a longer CODER_FIRST_BYTE_TIMEOUT or CODER_IDLE_TIMEOUT."
 
 
 class Server:
-    """A server, by its base URL, and the connections to it that are kept for the next request. `redact` is applied to each
-    piece of an answer."""
+    """A server, by its base URL, and the connections to it that are kept for the next request."""
 
-    def __init__(self, url: str, redact: Callable[[bytes], bytes]) -> None:
-        self.url, self.redact = url, redact
+    def __init__(self, url: str, redact: Redact | None) -> None:
+        self.url = url
+        self.redact = redact
         self.is_secure = urlsplit(url).scheme == "https"
         self.answered = False  # at least once
         self._kept: list[tuple[socket.socket, float]] = []  # and until when
@@ -61,12 +71,14 @@ class Server:
 
     def keep(self, sock: socket.socket, headers: Mapping[str, str]) -> None:
         """Keep a connection for the next request, not longer than the server's headers promise."""
+        seconds = KEPT
         promised = re.search(r"timeout\s*=\s*(\d{1,9})", headers.get("keep-alive", ""), re.I)
-        seconds = min(KEPT, int(promised[1])) if promised else KEPT
+        if promised:
+            seconds = min(KEPT, int(promised[1]))
         self._kept.append((sock, time.clock_gettime(CLOCK) + seconds))
 
     def take(self) -> socket.socket | None:
-        """A connection that was kept; None where there is none that can still be open."""
+        """A connection that was kept, None if there is none that can still be open."""
         while self._kept:
             with suppress(IndexError):  # another thread took it
                 sock, until = self._kept.pop()
@@ -79,20 +91,21 @@ class Server:
         return None
 
     def open(self, check: Callable[[], object]) -> socket.socket:
-        """A new connection. Raises ModelError, and what `check` raises, which is called meanwhile. A server that has not
-        answered before is not tried again: its address may be wrong."""
+        """A new connection. `check` is called while waiting; what it raises ends the wait. Raises
+        ModelError, too."""
         proxy = None
         if self.is_secure:
-            from coder.providers.https import proxy_of  # late: ssl takes 10 ms
+            from coder.providers.https import plain_proxy_of  # late: ssl takes 10 ms
 
-            proxy = proxy_of(self.url)
+            proxy = plain_proxy_of(self.url)
         try:
             return run_in_thread(lambda: _connect(self.url, proxy), check, "connect")
         except (OSError, ValueError) as error:
             raise self._failure_of(error, proxy) from error
 
     def alert(self, error: Exception) -> ModelError | None:
-        """The error of a connection that the server has ended by an alert of TLS; None for any other end."""
+        """The error of a connection that the server has ended by an alert of TLS, None for any
+        other end."""
         if "ALERT" not in str(getattr(error, "reason", "")):
             return None
         from coder.providers.https import tls_failure
@@ -103,34 +116,39 @@ class Server:
         return failure
 
     def _failure_of(self, cause: Exception, proxy: Proxy | None) -> ModelError:
-        place = shown_url(self.url)
+        """A server that has not answered before is not tried again: its address may be wrong."""
+        name = shown_url(self.url)
         advice = ""
         if self.is_secure:
             from coder.providers.https import PAST_PROXY, tls_failure
 
-            if failure := tls_failure(cause, place):
+            failure = tls_failure(cause, name)
+            if failure:
                 return failure
             if proxy:
-                place = proxy.name
+                name = proxy.name
                 advice = PAST_PROXY
         reason = getattr(cause, "strerror", "") or str(cause)
-        message = f"nothing answers at {place}: {reason}"
+        message = f"nothing answers at {name}: {reason}"
         return ModelError("network", message, retryable=self.answered, advice=advice)
+
+
+# ---- opening a connection ------------------------------------------------------------------------
 
 
 def _connect(url: str, proxy: Proxy | None) -> socket.socket:
     """A connection that is ready for a request. Raises OSError, ValueError or ModelError."""
     server = urlsplit(url)
     if server.scheme != "https":
-        return _dial(server.hostname or "", server.port or 80)
+        return _dial(server.hostname, server.port or 80)
     from coder.providers.https import open_tunnel, tls_context
 
     tls = tls_context()  # at first: the certificates may not be there
     if proxy:
         first = urlsplit(proxy.url)
-        sock = _dial(first.hostname or "", first.port or 80)
+        sock = _dial(first.hostname, first.port or 80)
     else:
-        sock = _dial(server.hostname or "", server.port or 443)
+        sock = _dial(server.hostname, server.port or 443)
     try:
         if proxy:
             open_tunnel(sock, proxy, server.netloc.rpartition("@")[2], CONNECT_TIMEOUT)
@@ -140,11 +158,15 @@ def _connect(url: str, proxy: Proxy | None) -> socket.socket:
         raise
 
 
-def _dial(host: str, port: int) -> socket.socket:
-    """A connection to the first address of a host that takes one. All are tried side by side, each HEAD_START after the
-    one before it, or as soon as that one fails. Raises OSError: why the last one failed."""
-    addresses = _look_up(host, port)
-    trying: dict[int, socket.socket] = {}
+def _dial(host: str | None, port: int) -> socket.socket:
+    """A connection to the first address of a host that takes one. Raises OSError: why the last one
+    failed.
+
+    All are tried side by side, each HEAD_START after the one before it, or as soon as that one
+    fails.
+    """
+    addresses = _look_up(host or "", port)
+    trying: dict[int, socket.socket] = {}  # by file number
     poll = select.poll()
     failure = OSError("no address")
     deadline = time.monotonic() + CONNECT_TIMEOUT
@@ -177,12 +199,14 @@ def _dial(host: str, port: int) -> socket.socket:
 
 
 def _look_up(host: str, port: int) -> list[tuple[Any, ...]]:
-    """The addresses of a host, as getaddrinfo has them, but by turns of both families: of one all may be dead."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    preferred = [each for each in found if each[0] == found[0][0]]
-    others = [each for each in found if each[0] != found[0][0]]
+    """The addresses of a host, as getaddrinfo has them, but by turns of both families: of one all
+    may be dead."""
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    preferred_family = addresses[0][0]
+    preferred = [address for address in addresses if address[0] == preferred_family]
+    others = [address for address in addresses if address[0] != preferred_family]
     turns = chain.from_iterable(zip_longest(preferred, others))
-    return [each for each in turns if each]
+    return [address for address in turns if address]
 
 
 def _begin_connecting(info: tuple[Any, ...]) -> socket.socket:
@@ -192,7 +216,7 @@ def _begin_connecting(info: tuple[Any, ...]) -> socket.socket:
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in PROBES:
+        for name, value in PROBES.items():
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         sock.setblocking(False)
@@ -205,15 +229,23 @@ def _begin_connecting(info: tuple[Any, ...]) -> socket.socket:
     return sock
 
 
-# ---- one request ----------------------------------------------------------------------------------
+# ---- one request ---------------------------------------------------------------------------------
 
 
 class StreamingRequest:
     """One request and its answer. `cut` ends both at any moment, from any thread or signal handler."""
 
-    def __init__(self, server: Server, url: str, abort: Abort, seconds: float) -> None:
-        self.server, self.abort = server, abort
-        self.url, self.status_code = url, 0
+    def __init__(
+        self,
+        server: Server,
+        url: str,
+        abort: Abort,
+        seconds: float,
+    ) -> None:
+        self.server = server
+        self.abort = abort
+        self.url = url
+        self.status_code = 0
         self.headers: dict[str, str] = {}  # of the answer, names in lower case
         self._socket: socket.socket | None = None
         self._incoming: Incoming | None = None  # what the socket receives
@@ -228,25 +260,31 @@ class StreamingRequest:
 
     def cut(self) -> None:
         """End the connection."""
-        if sock := self._socket:
+        sock = self._socket
+        if sock:
             with suppress(OSError):  # not connected any more
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Leave the connection to the next request, if this one's answer was read to its end and nothing came behind it."""
-        sock, self._socket = self._socket, None  # what is kept is not cut any more
-        if sock and self._incoming:
-            # What comes behind an answer without a body may still be under way
-            is_clean = self.status_code not in NO_BODY and not self._incoming.has_more()
-            if self._is_reusable and is_clean and not self.abort.is_set:
-                self.server.keep(sock, self.headers)
-            else:
-                sock.close()
+        """Leave the connection to the next request, if this one's answer was read to its end and
+        nothing came after it."""
+        sock = self._socket
+        self._socket = None  # what is kept is not cut any more
+        if not sock or not self._incoming:
+            return
+        # What comes after an answer without a body may still be on its way
+        is_clean = self.status_code not in NO_BODY and not self._incoming.has_more()
+        if self._is_reusable and is_clean and not self.abort.is_set:
+            self.server.keep(sock, self.headers)
+        else:
+            sock.close()
 
     @property
     def is_framed(self) -> bool:
-        """Whether a cut of the body is noticed; else it looks like the end."""
+        """Whether a cut of the body is noticed; otherwise it looks like the end."""
         return is_framed(self.headers)
+
+    # -- the request
 
     def send(self, message: bytes) -> None:
         """Send a request and read the head of its answer. Raises ModelError or Aborted."""
@@ -254,21 +292,32 @@ class StreamingRequest:
         closed = f"the connection to {shown_url(server.url)} was closed before an answer"
         perhaps_tls = not (server.answered or server.is_secure)
         with self._as_model_error(closed, PERHAPS_TLS if perhaps_tls else ""):
-            while kept := server.take():
-                answered = self._ask(kept, message)
-                if not self._was_unseen(answered):
-                    break
-                kept.close()
-            else:  # none is left
-                answered = self._ask(server.open(self._seconds_left), message)
-            if not answered:
-                raise ConnectionError
+            if not self._send_over_kept(message):
+                has_answer = self._ask(server.open(self._seconds_left), message)
+                if not has_answer:
+                    raise ConnectionError
         server.answered = True
 
+    def _send_over_kept(self, message: bytes) -> bool:
+        """False if no kept connection is left. Raises ConnectionError if one was ended while the
+        server may have worked on the request: that is a failed attempt, and not repeated unseen."""
+        sock = self.server.take()
+        while sock:
+            has_answer = self._ask(sock, message)
+            had_ended = not has_answer or self.status_code == TOO_IDLE
+            if not had_ended or time.monotonic() - self._asked_at >= RESENT:
+                if not has_answer:
+                    raise ConnectionError
+                return True
+            sock.close()
+            sock = self.server.take()
+        return False
+
     def _ask(self, sock: socket.socket, message: bytes) -> bool:
-        """Send a request and read the head of its answer; False where the server ended the connection."""
+        """Send a request and read the head of its answer; False if the server ended the connection."""
         self._socket = sock
-        self._incoming = incoming = Incoming(sock, self._seconds_left)
+        incoming = Incoming(sock, self._seconds_left)
+        self._incoming = incoming
         with suppress(ConnectionError):  # a refusal may come before all is sent
             self._send_all(sock, message)
         self._asked_at = time.monotonic()
@@ -296,19 +345,16 @@ class StreamingRequest:
                 if error.errno:
                     raise ConnectionError(error.strerror) from error
 
-    def _was_unseen(self, answered: bool) -> bool:
-        """Whether the server ended a connection that was kept, as it had meant to, before the request came. One that had
-        the request for longer may have worked on it: that is a failed attempt, and not repeated unseen."""
-        ended = not answered or self.status_code == TOO_IDLE
-        return ended and time.monotonic() - self._asked_at < RESENT
+    # -- the answer
 
     def pieces(self) -> Iterator[bytes]:
         """The body, each piece what one read brings. Raises ModelError or Aborted."""
-        message = "the connection broke in the middle of the answer"
         has_body = self.status_code not in NO_BODY
         if has_body and self._incoming:
-            with self._as_model_error(message, ADVICE["incomplete"]):
-                yield from map(self.server.redact, body_of(self._incoming, self.headers))
+            with self._as_model_error(BROKEN, ADVICE["incomplete"]):
+                body = body_of(self._incoming, self.headers)
+                redact = self.server.redact
+                yield from map(redact, body) if redact else body
         self.abort.check()
         closes = "close" in self.headers.get("connection", "").lower()
         self._is_reusable = (self.is_framed or not has_body) and not closes
@@ -326,8 +372,10 @@ class StreamingRequest:
             yield
         except (OSError, ValueError, zlib.error) as error:
             self.abort.check()
-            if alert := self.server.alert(error):
+            alert = self.server.alert(error)
+            if alert:
                 raise alert from error
             if isinstance(error, TimeoutError):
-                message, advice = f"no data for {self._seconds:g} s", SLOW
+                message = f"no data for {self._seconds:g} s"
+                advice = SLOW
             raise ModelError("network", message, retryable=True, advice=advice) from error

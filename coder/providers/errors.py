@@ -1,6 +1,8 @@
-"""Failed model calls: the kind of an error, its message for the user, whether and when it is tried again.
+"""Failed model calls: the kind of an error, its message for the user, whether and when it is tried
+again.
 
-One classifier for HTTP answers and for errors inside a stream. The rules come from what real servers send.
+One classifier for HTTP answers and for errors inside a stream. The rules come from what real
+servers send.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from coder.providers.text import JsonObject, dictionaries
 from coder.types import ErrorKind, ModelError
 
-# What happened, where the server's own words may not say it.
+# What happened, if the server's own words do not say it.
 HAPPENED: dict[ErrorKind, str] = {
     "overflow": "the conversation is too long for the model",
     "rate_limit": "too many requests",
@@ -83,96 +86,162 @@ MAX_READ = 4000  # characters of an error that are looked at
 MAX_SHOWN = 500  # characters of the server's own text
 
 
-def classify(status: int | None, body: Any, headers: Mapping[str, str] | None = None) -> ModelError:
-    """The error that an answer stands for: `body` is the parsed JSON, or text; `status` None inside a stream."""
+def classify(
+    status: int | None,
+    body: Any,
+    headers: Mapping[str, str] | None = None,
+) -> ModelError:
+    """The error that an answer means: `body` is the parsed JSON, or text; `status` None inside a
+    stream."""
+    headers = headers or {}
     if isinstance(body, str):
         body = readable(body[:MAX_READ])
-    code, kind_word, message, param = (text[:MAX_READ] for text in _read_fields(body))
+    said = _read_body(body)
     if status is None or status < 400:  # a numeric code is a status
-        status = int(code) if re.fullmatch(r"[45]\d\d", code) else None
-    words, headers = f"{code} {kind_word} {message}".lower(), headers or {}
-    whole = f"{message} {body}"[: 2 * MAX_READ]  # Gemini puts the wait beside its message
-    kind, retryable = _kind_of(status, {code, kind_word}, words, retry_hint({}, whole) is not None)
-    loading = kind == "server" and re.search(LOADING_WORDS, words)
-    request_id = next((headers[name] for name in REQUEST_IDS if headers.get(name)), "")
+        status = int(said.code) if re.fullmatch(r"[45]\d\d", said.code) else None
+    whole = f"{said.message} {body}"[: 2 * MAX_READ]  # Gemini puts the wait next to its message
+    words = f"{said.code} {said.kind} {said.message}".lower()
+    asks_to_wait = retry_hint({}, whole) is not None
+    kind, is_retryable = _kind_of(status, {said.code, said.kind}, words, asks_to_wait)
     nothing = f"HTTP status {status}" if status else "an error without a message"
+    is_loading = kind == "server" and re.search(LOADING_WORDS, words)
     return ModelError(
         kind,
-        readable(message) or nothing,
+        readable(said.message) or nothing,
         status=status,
-        retryable=retryable,
-        request_id=readable(request_id[:100]) or None,
+        request_id=_request_id(headers),
+        retryable=is_retryable,
         retry_after=retry_hint(headers, whole),
-        param=param,
-        loading=bool(loading and not re.search(NOT_LOADING, words)),
+        param=said.param,
+        loading=bool(is_loading and not re.search(NOT_LOADING, words)),
     )
 
 
+def _request_id(headers: Mapping[str, str]) -> str | None:
+    for name in REQUEST_IDS:
+        if headers.get(name):
+            return readable(headers[name][:100]) or None
+    return None
+
+
 def _kind_of(
-    status: int | None, codes: set[str], words: str, hinted: bool
+    status: int | None,
+    codes: set[str],
+    words: str,
+    asks_to_wait: bool,
 ) -> tuple[ErrorKind, bool]:
-    """(kind, retryable). The order counts, and codes come before words: a throttled request may speak of tokens like an
-    overflow, and Gemini words a limit per minute like an empty account."""
-    throttled = bool(re.search(THROTTLE_WORDS, words))
-    empty = re.search(QUOTA_WORDS, words) and not (throttled or hinted)
-    if status == 402 or codes & QUOTA_CODES or empty:
+    """(kind, is it retryable). The order counts, and codes come before words: a throttled request
+    may speak of tokens like an overflow, and Gemini words a limit per minute like an empty account.
+    """
+    is_throttled = bool(re.search(THROTTLE_WORDS, words))
+    may_pass = is_throttled or asks_to_wait
+    if status == 402 or codes & QUOTA_CODES or (not may_pass and re.search(QUOTA_WORDS, words)):
         return "quota", False
     if status in (401, 403) or codes & AUTH_CODES:
         return "auth", False
-    if status == 429 or throttled:
+    if status == 429 or is_throttled:
         return "rate_limit", True
-    too_long = re.search(OVERFLOW, words) and not re.search(NOT_OVERFLOW, words)
-    if status == 413 or codes & OVERFLOW_CODES or too_long:
+    if status == 413 or codes & OVERFLOW_CODES or _is_overflow(words):
         return "overflow", False
-    transient = bool(re.search(TRANSIENT_400, words))
-    unknown = status in (None, 400, 422) and re.search(MODEL_WORDS, words) and not transient
-    if status == 404 or unknown:
+    is_transient = bool(re.search(TRANSIENT_400, words))
+    if status == 404 or (not is_transient and _names_no_model(status, words)):
         return "not_found", False
     if status in RETRYABLE:
         return "server", True
     if status is not None or "invalid_request_error" in codes:
-        return "bad_request", transient
+        return "bad_request", is_transient
     return "server", True  # an error without a number, inside a stream
 
+
+def _is_overflow(words: str) -> bool:
+    return bool(re.search(OVERFLOW, words)) and not re.search(NOT_OVERFLOW, words)
+
+
+def _names_no_model(status: int | None, words: str) -> bool:
+    return status in (None, 400, 422) and bool(re.search(MODEL_WORDS, words))
+
+
+# ---- the body of an error ------------------------------------------------------------------------
 
 SAID = ("message", "detail", "msg", "error_description", "reason")
 
 
-def _read_fields(body: Any) -> tuple[str, str, str, str]:
-    """(code, type, message, param) from any of the shapes that an error comes in."""
-    if isinstance(body, dict) and isinstance(body.get("errors"), list):
-        body = body["errors"] or body
-    if isinstance(body, list):  # Gemini: a list of one
-        body = next((item for item in body if isinstance(item, dict)), {})
-    if not isinstance(body, dict):
-        return "", "", str(body or ""), ""
+class Said(NamedTuple):
+    """What an error says, each at most MAX_READ characters."""
+
+    code: str = ""
+    kind: str = ""  # its member `type`
+    message: str = ""
+    param: str = ""
+
+
+def _read_body(body: Any) -> Said:
+    """From any of the shapes that an error comes in."""
+    errors = dictionaries(body)  # Gemini: a list of one
+    if isinstance(body, dict):
+        errors = dictionaries(body.get("errors")) or [body]
+    if not errors:
+        text = "" if isinstance(body, list) else str(body or "")
+        return Said(message=text[:MAX_READ])
+    body = errors[0]
     error = body.get("error")
-    source = error if isinstance(error, dict) and error else body
-    parts = [error if isinstance(error, str) else "", _read_sentence(source)]
-    metadata = source.get("metadata")
+    if isinstance(error, dict) and error:
+        return _read_error(error)
+    said = _read_error(body)
+    if isinstance(error, str):
+        said = said._replace(message=join(": ", error, said.message)[:MAX_READ])
+    return said
+
+
+def _read_error(error: JsonObject) -> Said:
+    message = _read_sentence(error)
+    metadata = error.get("metadata")
     if isinstance(metadata, dict) and metadata.get("raw"):  # OpenRouter: the upstream's error
-        parts.append(str(metadata["raw"]))
-    code, kind, param = (str(source.get(name) or "") for name in ("code", "type", "param"))
-    return code, kind, ": ".join(filter(None, parts)), param
+        message = join(": ", message, str(metadata["raw"]))
+    return Said(
+        code=_read_member(error, "code"),
+        kind=_read_member(error, "type"),
+        message=message[:MAX_READ],
+        param=_read_member(error, "param"),
+    )
+
+
+def _read_member(source: JsonObject, name: str) -> str:
+    return str(source.get(name) or "")[:MAX_READ]
 
 
 def _read_sentence(said: Any, depth: int = 5) -> str:
-    """The text in an error, which may be a list of complaints, each with its place (FastAPI, Mistral)."""
-    if not depth or not isinstance(said, list | dict):
-        return str(said) if depth else ""
+    """The text in an error, which may be a list of complaints, each with its place (FastAPI,
+    Mistral)."""
+    if not depth:
+        return ""
     if isinstance(said, list):
-        return "; ".join(_read_sentence(each, depth - 1) for each in said[:10])
-    place = ".".join(map(str, said["loc"])) if isinstance(said.get("loc"), list) else ""
-    text = next((_read_sentence(said[name], depth - 1) for name in SAID if said.get(name)), "")
-    return ": ".join(filter(None, [place, text]))
+        return "; ".join(_read_sentence(item, depth - 1) for item in said[:10])
+    if not isinstance(said, dict):
+        return str(said)
+    steps = said.get("loc")
+    place = ""
+    if isinstance(steps, list):
+        place = ".".join(str(step) for step in steps)
+    for name in SAID:
+        if said.get(name):
+            return join(": ", place, _read_sentence(said[name], depth - 1))
+    return place
+
+
+def join(separator: str, *texts: str) -> str:
+    """Those of the texts that are not empty, as one."""
+    return separator.join(text for text in texts if text)
 
 
 def readable(text: str) -> str:
-    """The server's text in one line: an HTML page is named by its title, control characters go, length is capped."""
+    """The server's text in one line: an HTML page is named by its title, control characters go,
+    length is capped."""
     if re.match(r"\s*<(!doctype|html|head|body)", text, re.I):
         title = re.search(r"<(title|h1)[^>]*>(.*?)</\1>", text, re.I | re.S)
-        text = "an HTML page" + (f": {title[2]}" if title else "")
-    text = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * MAX_SHOWN]).split())
+        text = f"an HTML page: {title[2]}" if title else "an HTML page"
+    printable = [c if c.isprintable() else " " for c in text[: 4 * MAX_SHOWN]]
+    text = " ".join("".join(printable).split())
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
 
 
@@ -182,7 +251,7 @@ MALFORMED = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError
 
 @contextmanager
 def well_formed() -> Iterator[None]:
-    """Inside, an answer is read. Raises ModelError where it is malformed."""
+    """Inside, an answer is read. Raises ModelError if it is malformed."""
     try:
         yield
     except MALFORMED as error:
@@ -190,26 +259,32 @@ def well_formed() -> Iterator[None]:
         raise ModelError("protocol", message, retryable=True) from error
 
 
-# ---- messages for the user -------------------------------------------------------------------------
+# ---- messages for the user -----------------------------------------------------------------------
 
 
 def happened(error: ModelError) -> str:
-    """What happened, in the server's words where it has any: "the key was rejected: bad key (HTTP 401, request r1)"."""
+    """What happened, in the server's words if it has any: "the key was rejected: bad key (HTTP 401,
+    request r1)"."""
     said = error.message.strip().rstrip(".:")
-    status = f"HTTP {error.status}" if error.status and "HTTP status" not in said else ""
-    request = f"request {error.request_id}" if error.request_id else ""
-    what = "access was denied" if error.status == 403 else HAPPENED.get(error.kind, "")
-    known = ", ".join(filter(None, [status, request]))
-    return ": ".join(filter(None, [what, said])) + (f" ({known})" if known else "")
+    what = HAPPENED.get(error.kind, "")
+    if error.status == 403:
+        what = "access was denied"
+    facts = []
+    if error.status and "HTTP status" not in said:
+        facts.append(f"HTTP {error.status}")
+    if error.request_id:
+        facts.append(f"request {error.request_id}")
+    text = join(": ", what, said)
+    return f"{text} ({', '.join(facts)})" if facts else text
 
 
 def explain(error: ModelError) -> str:
     """One line for the user: what happened, and what to do."""
     wait = f"The server asks to wait {error.retry_after:.0f} s." if error.retry_after else ""
-    return " ".join(filter(None, [f"{happened(error)}.", wait, error.advice or ADVICE[error.kind]]))
+    return join(" ", f"{happened(error)}.", wait, error.advice or ADVICE[error.kind])
 
 
-# ---- how long to wait ------------------------------------------------------------------------------
+# ---- how long to wait ----------------------------------------------------------------------------
 
 WAIT = (
     r"(?:try again in|reset after|retry in|retry after|retrydelay\W{1,5})\s{0,5}"
@@ -220,12 +295,14 @@ SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def retry_hint(headers: Mapping[str, str], message: str) -> float | None:
-    """Seconds that the server asks to wait: by a header, else by its text."""
+    """Seconds that the server asks to wait: by a header, else by its text; None if it does not."""
     for name, unit in WAIT_HEADERS.items():
-        if name in headers and (seconds := _read_seconds(headers[name], unit)) is not None:
-            return seconds
-    found = re.search(WAIT, message, re.I)
-    return _read_seconds(found[1], 1.0) if found else None
+        if name in headers:
+            seconds = _read_seconds(headers[name], unit)
+            if seconds is not None:
+                return seconds
+    wait = re.search(WAIT, message, re.I)
+    return _read_seconds(wait[1], 1.0) if wait else None
 
 
 def _read_seconds(text: str, unit: float) -> float | None:
@@ -234,8 +311,9 @@ def _read_seconds(text: str, unit: float) -> float | None:
     with suppress(ValueError):
         number = float(text) * unit
         return max(0.0, number) if math.isfinite(number) else None
-    if text[:1].isdigit() and (parts := re.findall(r"(\d+(?:\.\d+)?)\s*(ms|h|m|s)", text)):
-        return sum(float(part) * SECONDS[name] for part, name in parts)
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|h|m|s)", text)
+    if parts and text[0].isdigit():
+        return sum(float(number) * SECONDS[unit_name] for number, unit_name in parts)
     from email.utils import parsedate_to_datetime  # late: slow to import, seldom needed
 
     with suppress(ValueError, OverflowError, TypeError):
@@ -245,10 +323,11 @@ def _read_seconds(text: str, unit: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """min(base * 2^(n-1), cap) seconds with jitter, never less than the server asks; no wait above `max_delay`.
+    """min(base * 2^(n-1), cap) seconds with jitter, never less than the server asks; no wait above
+    `max_delay`.
 
-    Waiting for a server that loads its model counts as no error for `loading` seconds in all. Subclass it and
-    override `delay` for a provider with other habits.
+    Waiting for a server that loads its model counts as no error for `loading` seconds in all.
+    Subclass it and override `delay` for a provider with other habits.
     """
 
     base: float = 2.0
@@ -267,18 +346,24 @@ class RetryPolicy:
 
 
 class Failures:
-    """The failed attempts at one answer: how long to wait before the next, what to say when giving up."""
+    """The failed attempts at one answer: how long to wait before the next, what to say when giving
+    up."""
 
     def __init__(self, policy: RetryPolicy, limit: int) -> None:
-        self.policy, self.limit = policy, limit
-        self.errors = self.attempts = 0  # an attempt that found the server loading is no error
+        self.policy = policy
+        self.limit = limit
+        self.attempts = 0
+        self.errors = 0  # an attempt that found the server loading is no error
         self._loading_since = 0.0
 
     def delay(self, error: ModelError) -> float | None:
         """Seconds to wait, None to give up."""
         now = time.monotonic()
         self.attempts += 1
-        self._loading_since = (self._loading_since or now) if error.loading else 0.0
+        if not error.loading:
+            self._loading_since = 0.0
+        elif not self._loading_since:
+            self._loading_since = now
         if not error.loading or now - self._loading_since > self.policy.loading:
             self.errors += 1
         if self.errors >= self.limit:
@@ -287,7 +372,9 @@ class Failures:
 
     def text(self, error: ModelError) -> str:
         """What the run ends with."""
-        wait = error.retry_after or 0
-        asked = f" (the server asks to wait {wait:.0f} s)" if wait > self.policy.max_delay else ""
         failed = "Error" if self.errors < 2 else f"Failed after {self.errors} errors"
-        return f"{failed}: {error.message}{asked}"
+        text = f"{failed}: {error.message}"
+        wait = error.retry_after or 0
+        if wait > self.policy.max_delay:
+            text += f" (the server asks to wait {wait:.0f} s)"
+        return text

@@ -1,4 +1,5 @@
-"""What a connection brings: reads with a time limit, the head of an answer, and its body piece by piece (RFC 9112)."""
+"""What a connection brings: reads with a time limit, the head of an answer, and its body piece by
+piece (RFC 9112)."""
 
 from __future__ import annotations
 
@@ -12,20 +13,23 @@ from coder.types import ModelError
 
 SLICE = 0.2  # seconds that one wait for a socket takes at most
 READ_SIZE = 1 << 15  # bytes
-MAX_HEADER, MAX_HEADERS = 65_536, 200  # bytes of a line, and lines
+MAX_HEADER = 65_536  # bytes of a line
+MAX_HEADERS = 200  # lines
 STATUS_LINE = re.compile(rb"HTTP/1\.\d (\d{3})\b.*\n")
 MAX_CHUNK_HEAD = 4_096  # bytes of a chunk's size and its extensions
-CHUNK_HEAD = re.compile(rb"(?:\r?\n)?(0*[0-9a-fA-F]{1,7})\b.*\n")  # 256 MiB are enough
+# A size and its extensions, after the line end of the chunk before it; 256 MiB are enough
+CHUNK_HEAD = re.compile(rb"(?:\r?\n)?(0*[0-9a-fA-F]{1,7})\b.*\n")
+END_OF_TRAILERS = b"\n\r\n"
 COMPRESSED = {"gzip", "x-gzip", "deflate"}
 NOT_ASKED = "Switch the compression off at the server or at the gateway before it."
-UNREADABLE = {"br", "zstd", "compress", "x-compress"}  # no other word stands for a compression
+UNREADABLE = {"br", "zstd", "compress", "x-compress"}  # no other word means a compression
 
 
 class Incoming:
-    """What a socket receives. A read ends with TimeoutError where no seconds are `left`.
+    """What a socket receives. A read ends with TimeoutError if no seconds are `left`.
 
-    It waits in slices: a signal that comes between Python's look for signals and the wait does not wake it, and is
-    handled when the slice is over.
+    It waits in slices: a signal that comes between Python's look for signals and the wait does not
+    wake it, and is handled when the slice is over.
     """
 
     def __init__(self, sock: socket.socket, left: Callable[[], float]) -> None:
@@ -48,7 +52,8 @@ class Incoming:
                     raise ConnectionError(error.strerror) from error
 
     def read_line(self) -> bytes:
-        """Up to the end of a line; without one where the connection ends, or where it is longer than MAX_HEADER."""
+        """Up to the end of a line; without one if the connection ends, or it is longer than
+        MAX_HEADER."""
         data = self.ahead
         while b"\n" not in data and len(data) < MAX_HEADER:
             self.ahead = b""
@@ -67,16 +72,17 @@ class Incoming:
 
 
 def read_head(incoming: Incoming) -> tuple[int, dict[str, str]]:
-    """(status, headers with their names in lower case) of an answer. Raises OSError, or ValueError for what is none."""
-    found = STATUS_LINE.match(incoming.read_line())
-    if not found:
+    """(status, headers with their names in lower case) of an answer. Raises OSError, or ValueError
+    for what is none."""
+    status_line = STATUS_LINE.match(incoming.read_line())
+    if not status_line:
         raise ValueError("no status line")
     headers: dict[str, str] = {}
     name = ""
     for _ in range(MAX_HEADERS + 1):
         line = incoming.read_line()
         if line.strip(b"\r") == b"\n":
-            return int(found[1]), headers
+            return int(status_line[1]), headers
         if not line.endswith(b"\n"):
             break
         text = line.decode("latin-1")
@@ -90,19 +96,24 @@ def read_head(incoming: Incoming) -> tuple[int, dict[str, str]]:
 
 
 def is_framed(headers: Mapping[str, str]) -> bool:
-    """Whether an answer says where it ends; otherwise the end of the connection ends it, and so does a break."""
+    """Whether an answer says where it ends; otherwise the end of the connection ends it, and so
+    does a break."""
     return "content-length" in headers or "transfer-encoding" in headers
 
 
 def body_of(incoming: Incoming, headers: Mapping[str, str]) -> Iterator[bytes]:
-    """The body of an answer, piece by piece as it comes. Raises OSError where it is cut, ValueError or zlib.error for
-    what is none, ModelError for a compression that is not known."""
+    """The body of an answer, piece by piece as it comes.
+
+    Raises OSError if it is cut, ValueError or zlib.error for what is none, ModelError for a
+    compression that is not known.
+    """
     if "chunked" in headers.get("transfer-encoding", "").lower():
         body = _unchunk(incoming)
     else:
         body = _plain(incoming, headers.get("content-length"))
     # no compression was asked for; the last one named is the outermost
-    for encoding in reversed(re.split(r"[\s,]+", headers.get("content-encoding", "").lower())):
+    encodings = re.split(r"[\s,]+", headers.get("content-encoding", "").lower())
+    for encoding in reversed(encodings):
         if encoding in UNREADABLE:
             message = f"the answer is compressed with {encoding}, which was not asked for"
             raise ModelError("protocol", message, advice=NOT_ASKED)
@@ -117,17 +128,23 @@ def _inflate(body: Iterator[bytes], encoding: str) -> Iterator[bytes]:
     if not start:
         return
     is_bare = encoding == "deflate" and start[0] & 15 != 8
-    inflate = zlib.decompressobj(-zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS | 32).decompress
+    window = -zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS | 32
+    inflate = zlib.decompressobj(window).decompress
     data = start
     while data:
-        if payload := inflate(data):
+        payload = inflate(data)
+        if payload:
             yield payload
         data = next(body, b"")
 
 
 def _plain(incoming: Incoming, length: str | None) -> Iterator[bytes]:
-    left = math.inf if length is None else int(length)  # without one: to the end of the connection
-    while left and (data := incoming.read(int(min(left, READ_SIZE)))):
+    """Without a length, up to the end of the connection."""
+    left = math.inf if length is None else int(length)
+    while left:
+        data = incoming.read(int(min(left, READ_SIZE)))
+        if not data:
+            break
         left -= len(data)
         yield data
     if left and length is not None:
@@ -136,24 +153,41 @@ def _plain(incoming: Incoming, length: str | None) -> Iterator[bytes]:
 
 def _unchunk(incoming: Incoming) -> Iterator[bytes]:
     """The payload of a chunked body: all whole chunks that a read brings are one piece."""
-    data, size = bytearray(), 1
-    while size or b"\n\r\n" not in data:
-        more = incoming.read()
-        if not more:
-            raise ConnectionError("the body is cut")
-        data += more
-        parts = list[bytes]()
-        while size and (head := CHUNK_HEAD.match(data)):
+    data = bytearray()
+    is_last = False
+    while not is_last:
+        data += _read_more(incoming)
+        payload = b""
+        head = CHUNK_HEAD.match(data)
+        while head and not is_last:
             size = int(head[1], 16)
             end = head.end() + size
             if len(data) < end:
                 break
-            parts.append(bytes(data[head.end() : end]))
+            payload += data[head.end() : end]
             del data[:end]
-            if not size:  # behind the last chunk: trailers up to an empty line
-                data[:0] = b"\n"
-        if size and not head and (b"\n" in data[2:] or len(data) > MAX_CHUNK_HEAD):
-            raise ValueError("no chunk begins here")
-        if payload := b"".join(parts):
+            is_last = size == 0
+            head = CHUNK_HEAD.match(data)
+        if not (head or is_last):
+            _check_beginning(data)
+        if payload:
             yield payload
-    incoming.ahead = bytes(data.partition(b"\n\r\n")[2]) + incoming.ahead
+    # trailers up to an empty line, which may follow at once
+    data = bytearray(b"\n") + data
+    while END_OF_TRAILERS not in data:
+        data += _read_more(incoming)
+    rest = data.partition(END_OF_TRAILERS)[2]
+    incoming.ahead = bytes(rest) + incoming.ahead
+
+
+def _check_beginning(data: bytearray) -> None:
+    """Of what is no head of a chunk yet. Raises ValueError if it cannot become one."""
+    if b"\n" in data[2:] or len(data) > MAX_CHUNK_HEAD:
+        raise ValueError("no chunk begins here")
+
+
+def _read_more(incoming: Incoming) -> bytes:
+    data = incoming.read()
+    if not data:
+        raise ConnectionError("the body is cut")
+    return data

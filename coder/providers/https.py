@@ -18,48 +18,51 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from coder.providers.framing import Incoming, read_head
-from coder.providers.text import shown_url
+from coder.providers.text import PROXIES, shown_url
 from coder.types import ErrorKind, ModelError
 
-CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 OWN_CA = "The certificate has to be valid for this host; SSL_CERT_FILE names authorities (PEM)."
 OWN_CERTIFICATE = "If it asks for a client certificate: none is sent. A gateway that has one can."
 PAST_PROXY = "Change that variable, or name the server's host in NO_PROXY."
+BY_CLIENT = "A client of the openai package takes SOCKS and https proxies: ChatModel(client=...)."
 PERHAPS_PLAIN = "A server that speaks http has an address with http://."
 
 
-# ---- TLS -------------------------------------------------------------------------------------------
+# ---- TLS -----------------------------------------------------------------------------------------
 
 
 def tls_context() -> ssl.SSLContext:
     """TLS with the authorities that the environment names, else the system's. Raises ModelError."""
-    return _load_tls(*map(os.environ.get, CERTIFICATES))
-
-
-@cache
-def _load_tls(file: str | None, folder: str | None) -> ssl.SSLContext:
-    known = ssl.get_default_verify_paths()
     try:
-        if file or folder:
-            named = ssl.create_default_context(cafile=file or None, capath=folder or None)
-            # The user trusts these on purpose, so they are taken as curl takes them: an authority between counts as well,
-            # and a company's proxy whose own lacks an extension, which Python refuses from 3.13 on
-            named.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-            named.verify_flags &= ~ssl.VERIFY_X509_STRICT
-            return named
-        if known.cafile or glob(f"{known.capath}/*.0"):
-            return ssl.create_default_context()
-        import httpx2  # where Python does not look for them: the openai client's own library does
-
-        return httpx2.create_ssl_context()
+        file = os.environ.get("SSL_CERT_FILE")
+        folder = os.environ.get("SSL_CERT_DIR")
+        return _load_tls(file, folder)
     except OSError as error:
         message = f"the file of SSL_CERT_FILE or SSL_CERT_DIR cannot be loaded: {error}"
         raise ModelError("protocol", message, advice=OWN_CA) from error
 
 
+@cache
+def _load_tls(file: str | None, folder: str | None) -> ssl.SSLContext:
+    if file or folder:
+        named = ssl.create_default_context(cafile=file or None, capath=folder or None)
+        # The user trusts these on purpose, so they are taken as curl takes them: an authority in
+        # the middle counts as well, and a company's proxy whose own lacks an extension, which
+        # Python refuses from 3.13 on
+        named.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        named.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        return named
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile or glob(f"{paths.capath}/*.0"):
+        return ssl.create_default_context()
+    import httpx2  # if Python finds no authorities: the openai client's own library does
+
+    return httpx2.create_ssl_context()
+
+
 def tls_failure(cause: Exception, address: str) -> ModelError | None:
-    """Why TLS did not come about, or was ended by an alert of the server's; None for a connection that broke."""
+    """Why TLS did not come about, or was ended by an alert of the server's; None for a connection
+    that broke."""
     if isinstance(cause, ssl.SSLCertVerificationError):
         why = cause.verify_message.rstrip(".")
         message = f"the certificate of {address} is refused: {why}"
@@ -74,47 +77,60 @@ def tls_failure(cause: Exception, address: str) -> ModelError | None:
     return ModelError("protocol", message, advice=PERHAPS_PLAIN)
 
 
-# ---- proxies ---------------------------------------------------------------------------------------
+# ---- proxies -------------------------------------------------------------------------------------
 
 
 class Proxy(NamedTuple):
     url: str
     name: str  # what to call it: its address, and the variable that names it
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is spoken to in plain HTTP, as the direct connection does."""
+        return self.url.lower().startswith("http://")
+
 
 def proxy_of(url: str) -> Proxy | None:
-    """The environment's proxy for a server; None where there is none or NO_PROXY excepts the server. Raises ModelError
-    for a proxy of another kind than HTTP."""
+    """The environment's proxy for a server, None if there is none or NO_PROXY excepts the server."""
     parts = urlsplit(url)
     variable = next((name for name in PROXIES if os.environ.get(name)), "")
     if parts.scheme != "https" or not variable:
         return None
-    excepted = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
-    host = (parts.hostname or "").rstrip(".")
-    port = parts.port or 443
-    if any(_covers(entry, host, port) for entry in re.split(r"[\s,]+", excepted.lower())):
+    if _is_excepted((parts.hostname or "").rstrip("."), parts.port or 443):
         return None
     address = os.environ[variable]
-    address = address if "://" in address else f"http://{address}"
-    if not address.lower().startswith("http://"):
-        message = f"{variable} is {shown_url(address)}, and has to begin with http://"
-        raise ModelError("protocol", message, advice=PAST_PROXY)
+    if "://" not in address:
+        address = f"http://{address}"
     return Proxy(address, f"the proxy {shown_url(address)} ({variable})")
 
 
+def plain_proxy_of(url: str) -> Proxy | None:
+    """As proxy_of. Raises ModelError for a proxy that the direct connection cannot use."""
+    proxy = proxy_of(url)
+    if proxy and not proxy.is_plain:
+        message = f"{proxy.name} has to begin with http:// for the direct connection"
+        raise ModelError("protocol", message, advice=BY_CLIENT)
+    return proxy
+
+
+def _is_excepted(host: str, port: int) -> bool:
+    excepted = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    entries = re.split(r"[\s,]+", excepted.lower())
+    return any(_covers(entry, host, port) for entry in entries)
+
+
 def _covers(entry: str, host: str, port: int) -> bool:
-    """Whether an entry of NO_PROXY is about a server. As curl and Go read it: an address or a network, or a name with
-    all names below it; perhaps with a port; * is every server."""
+    """Whether an entry of NO_PROXY is about a server. As curl and Go read it: an address or a
+    network, or a name with all names below it; perhaps with a port; * is every server."""
     if entry == "*":
         return True
-    place, _, last = entry.rpartition(":")
-    if last.isdecimal() and (
-        ":" not in place or place.endswith("]")
-    ):  # else a part of an IPv6 address
+    before, _, last = entry.rpartition(":")
+    has_port = last.isdecimal() and (":" not in before or before.endswith("]"))
+    if has_port:  # and not a part of an IPv6 address
         if int(last) != port:
             return False
-        entry = place
-    entry = re.sub(r"[\[\]]", "", entry)
+        entry = before
+    entry = entry.replace("[", "").replace("]", "")
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -126,15 +142,23 @@ def _covers(entry: str, host: str, port: int) -> bool:
         return False
 
 
-def open_tunnel(sock: socket.socket, proxy: Proxy, place: str, seconds: float) -> None:
-    """Let a proxy connect `sock` to a server, host:port, within so many seconds. Raises OSError, ValueError, or
-    ModelError where it refuses."""
-    place = place if re.search(r":\d+$", place) else f"{place}:443"
-    head = f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\n"
+def open_tunnel(
+    sock: socket.socket,
+    proxy: Proxy,
+    server: str,
+    seconds: float,
+) -> None:
+    """Let a proxy connect `sock` to a server, host:port, within so many seconds. Raises OSError,
+    ValueError, or ModelError if it refuses."""
+    if not re.search(r":\d+$", server):
+        server += ":443"
+    head = f"CONNECT {server} HTTP/1.1\r\nHost: {server}\r\n"
     parts = urlsplit(proxy.url)
     if parts.username or parts.password:
-        word = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
-        head += f"Proxy-Authorization: Basic {base64.b64encode(word.encode()).decode()}\r\n"
+        user = unquote(parts.username or "")
+        password = unquote(parts.password or "")
+        encoded = base64.b64encode(f"{user}:{password}".encode()).decode()
+        head += f"Proxy-Authorization: Basic {encoded}\r\n"
     sock.sendall(f"{head}\r\n".encode())
     deadline = time.monotonic() + seconds
 
@@ -146,7 +170,7 @@ def open_tunnel(sock: socket.socket, proxy: Proxy, place: str, seconds: float) -
     status, _ = read_head(Incoming(sock, left))
     sock.settimeout(seconds)
     if status >= 300:
-        message = f"{proxy.name} does not connect to {place}: HTTP status {status}"
-        passing = status >= 500
-        kind: ErrorKind = "network" if passing else "protocol"
-        raise ModelError(kind, message, retryable=passing, advice=PAST_PROXY)
+        message = f"{proxy.name} does not connect to {server}: HTTP status {status}"
+        may_pass = status >= 500
+        kind: ErrorKind = "network" if may_pass else "protocol"
+        raise ModelError(kind, message, retryable=may_pass, advice=PAST_PROXY)

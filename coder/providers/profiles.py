@@ -1,8 +1,8 @@
 """Profile: what a server and a model family take in a request, and which parameters can be dropped.
 
-One table holds what differs from the plain form; nothing else asks which server it is. The user can override every field
-(CODER_PROFILE, ChatModel(profile=...)). A parameter that a server rejects by name is dropped, and where that helps, it
-is not sent again for as long as the process lives.
+One table holds what differs from the plain form; nothing else asks which server it is. The user can
+override every field (CODER_PROFILE, ChatModel(profile=...)). A parameter that a server rejects by
+name is dropped, and if that helps, it is not sent again for as long as the process lives.
 """
 
 from __future__ import annotations
@@ -10,29 +10,35 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
+from coder.providers.text import JsonObject
 from coder.types import ModelError, Usage
 
-EFFORT, BUDGET = "$effort", "$budget"  # in Profile.reasoning: the level's word, and its tokens
+# In Profile.reasoning: the level's word, and its tokens
+EFFORT = "$effort"
+BUDGET = "$budget"
 REASONING = ("reasoning_content", "reasoning", "reasoning_text")  # the first that is not empty
 THINK = "think_tag"  # the name under which thoughts between tags enter the history
 ECHOED = (
-    *("reasoning_content", "reasoning_details", "thinking_blocks"),
-    *("extra_content", "reasoning_opaque"),
+    "reasoning_content",
+    "reasoning_details",
+    "thinking_blocks",
+    "extra_content",
+    "reasoning_opaque",
 )
 EXTRA_MEMBERS = frozenset({*REASONING, *ECHOED, THINK})  # of an assistant message, from its answer
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How one model behind one server is asked. The defaults are the plain form, which most servers take."""
+    """How one model of one server is asked. The defaults are the plain form, which most servers
+    take."""
 
     output_limit: str = "max_tokens"  # or "max_completion_tokens"
     stream_options: bool = True  # asks for the usage
-    parallel_tool_calls: bool = True  # may be sent, where it is set
-    temperature: bool = True  # may be sent, where it is set and the model does not think
+    parallel_tool_calls: bool = True  # may be sent, if it is set
+    temperature: bool = True  # may be sent, if it is set and the model does not think
     # the members of the body that ask for reasoning
     reasoning: Mapping[str, Any] = field(default_factory=lambda: {"reasoning_effort": EFFORT})
     efforts: Mapping[str, str] = field(default_factory=dict)  # level -> its word here
@@ -42,9 +48,9 @@ class Profile:
     strict_turns: bool = False  # no user message directly after a result or another user message
     ids: str = ""  # a pattern that call ids have to match
     echoed: tuple[str, ...] = ECHOED  # members of an assistant message that go back
-    reasoning_filled: bool = False  # calls come with reasoning_content, also where it is empty
+    reasoning_filled: bool = False  # calls come with reasoning_content, also if it is empty
     cache_key: bool = False  # takes prompt_cache_key
-    key_header: str = ""  # carries the key beside Authorization
+    key_header: str = ""  # carries the key besides Authorization
 
 
 LOCAL = r"^(localhost|127\.|\[::1\]|0\.0\.0\.0|10\.|192\.168\.|172\.(1[6-9]|2\d|3[01])\.)"
@@ -60,167 +66,223 @@ TEMPLATE_THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
 QWEN_BUDGET = {"enable_thinking": True, "thinking_budget": BUDGET}
 CLAUDE_BUDGET = {"thinking": {"type": "enabled", "budget_tokens": BUDGET}}
 
-# (server, model, what differs). Patterns are searched in host:port and in the model's name, lower case; later rows win.
-TABLE: tuple[tuple[str, str, dict[str, Any]], ...] = (
+# What differs on a server, for a model: patterns that are searched in host:port and in the model's
+# name, lower case. Later rows win.
+TABLE: tuple[JsonObject, ...] = (
     # model families, on any server
-    ("", r"(^|/)(o\d\b|gpt-5)", dict(output_limit="max_completion_tokens", temperature=False)),
-    ("", r"(^|/)o\d\b|gpt-oss", dict(efforts=NO_EXTREMES)),
-    ("", r"(^|/)gpt-5", dict(efforts={"xhigh": "high"})),
-    ("", r"(^|/)gpt-5\.1", dict(efforts=NO_EXTREMES)),
-    ("", r"(^|/)gpt-5\.[2-9]|codex-max", dict(efforts={"minimal": "low"})),
-    ("", r"claude", dict(ids=r"[a-zA-Z0-9_-]{1,64}")),
-    ("", MISTRAL, dict(ids=NINE, strict_turns=True)),
-    ("", r"deepseek-r1", dict(echoed=())),
-    ("", r"minimax", dict(reasoning={}, echoed=(*ECHOED, THINK))),
-    # servers on this machine or network, where reasoning is a switch of the chat template
-    (LOCAL, THINKERS, dict(reasoning=TEMPLATE_THINKING)),
-    (LOCAL, r"deepseek-v3", dict(reasoning={"chat_template_kwargs": {"thinking": True}})),
-    (r":11434$|ollama", "", dict(reasoning=BY_EFFORT, efforts=NO_EXTREMES, empty_content="empty")),
-    (r":1234$", "", dict(reasoning=BY_EFFORT, empty_content="empty")),
+    dict(model=r"(^|/)(o\d\b|gpt-5)", output_limit="max_completion_tokens", temperature=False),
+    dict(model=r"(^|/)o\d\b|gpt-oss", efforts=NO_EXTREMES),
+    dict(model=r"(^|/)gpt-5", efforts={"xhigh": "high"}),
+    dict(model=r"(^|/)gpt-5\.1", efforts=NO_EXTREMES),
+    dict(model=r"(^|/)gpt-5\.[2-9]|codex-max", efforts={"minimal": "low"}),
+    dict(model=r"claude", ids=r"[a-zA-Z0-9_-]{1,64}"),
+    dict(model=MISTRAL, ids=NINE, strict_turns=True),
+    dict(model=r"deepseek-r1", echoed=()),
+    dict(model=r"minimax", reasoning={}, echoed=(*ECHOED, THINK)),
+    # servers on this machine or network: reasoning is a switch of the chat template
+    dict(server=LOCAL, model=THINKERS, reasoning=TEMPLATE_THINKING),
+    dict(
+        server=LOCAL, model=r"deepseek-v3", reasoning={"chat_template_kwargs": {"thinking": True}}
+    ),
+    dict(server=r":11434$|ollama", reasoning=BY_EFFORT, efforts=NO_EXTREMES, empty_content="empty"),
+    dict(server=r":1234$", reasoning=BY_EFFORT, empty_content="empty"),
     # hosted servers
-    (r"(^|\.)api\.openai\.com", "", dict(output_limit="max_completion_tokens", cache_key=True)),
-    (r"(^|\.)api\.openai\.com|\.azure\.com", "", dict(ids=r".{1,40}", echoed=())),
-    (r"\.azure\.com", "", dict(key_header="api-key")),
-    (r"\.azure\.com", r"mistral", dict(stream_options=False, ids=NINE)),
-    (r"openrouter\.ai", "", dict(reasoning={"reasoning": {"effort": EFFORT}})),
-    (r"openrouter\.ai", "", dict(echoed=("reasoning_details", "extra_content"))),
-    (r"api\.deepseek\.com", "", dict(reasoning=SWITCH, reasoning_filled=True)),
-    (r"moonshot|api\.kimi", "", dict(reasoning=SWITCH, reasoning_filled=True, cache_key=True)),
-    (r"\bz\.ai|bigmodel|volces\.com", "", dict(reasoning=SWITCH)),
-    (r"dashscope|siliconflow", "", dict(reasoning=QWEN_BUDGET)),
-    (GEMINI, "", dict(tool_name=True, parallel_tool_calls=False)),
-    (GEMINI, "", dict(efforts={"xhigh": "high"})),
-    (r"api\.mistral\.ai", "", dict(stream_options=False, empty_content="empty", tool_name=True)),
-    (r"api\.mistral\.ai", "", dict(strict_turns=True, ids=NINE, echoed=(), efforts=MOSTLY_HIGH)),
-    (r"api\.groq\.com", "", dict(echoed=(), efforts=NO_EXTREMES)),
-    (r"api\.groq\.com", r"qwen", dict(reasoning={"reasoning_effort": "default"})),
-    (r"api\.cerebras\.ai", "", dict(echoed=("reasoning",), efforts=NO_EXTREMES)),
-    (r"api\.anthropic\.com", "", dict(reasoning=CLAUDE_BUDGET, least_budget=1024, echoed=())),
-    (r"api\.x\.ai", "", dict(efforts=NO_EXTREMES)),
-    (r"together\.(ai|xyz)", "", dict(reasoning={"reasoning": {"enabled": True}})),
-    (r"together\.(ai|xyz)", r"gpt-oss", dict(reasoning=BY_EFFORT)),
-    (r"databricks", "", dict(stream_options=False)),
+    dict(server=r"(^|\.)api\.openai\.com", output_limit="max_completion_tokens", cache_key=True),
+    dict(server=r"(^|\.)api\.openai\.com|\.azure\.com", ids=r".{1,40}", echoed=()),
+    dict(server=r"\.azure\.com", key_header="api-key"),
+    dict(server=r"\.azure\.com", model=r"mistral", stream_options=False, ids=NINE),
+    dict(server=r"openrouter\.ai", reasoning={"reasoning": {"effort": EFFORT}}),
+    dict(server=r"openrouter\.ai", echoed=("reasoning_details", "extra_content")),
+    dict(server=r"api\.deepseek\.com", reasoning=SWITCH, reasoning_filled=True),
+    dict(server=r"moonshot|api\.kimi", reasoning=SWITCH, reasoning_filled=True, cache_key=True),
+    dict(server=r"\bz\.ai|bigmodel|volces\.com", reasoning=SWITCH),
+    dict(server=r"dashscope|siliconflow", reasoning=QWEN_BUDGET),
+    dict(server=GEMINI, tool_name=True, parallel_tool_calls=False),
+    dict(server=GEMINI, efforts={"xhigh": "high"}),
+    dict(server=r"api\.mistral\.ai", stream_options=False, empty_content="empty", tool_name=True),
+    dict(server=r"api\.mistral\.ai", strict_turns=True, ids=NINE, echoed=(), efforts=MOSTLY_HIGH),
+    dict(server=r"api\.groq\.com", echoed=(), efforts=NO_EXTREMES),
+    dict(server=r"api\.groq\.com", model=r"qwen", reasoning={"reasoning_effort": "default"}),
+    dict(server=r"api\.cerebras\.ai", echoed=("reasoning",), efforts=NO_EXTREMES),
+    dict(server=r"api\.anthropic\.com", reasoning=CLAUDE_BUDGET, least_budget=1024, echoed=()),
+    dict(server=r"api\.x\.ai", efforts=NO_EXTREMES),
+    dict(server=r"together\.(ai|xyz)", reasoning={"reasoning": {"enabled": True}}),
+    dict(server=r"together\.(ai|xyz)", model=r"gpt-oss", reasoning=BY_EFFORT),
+    dict(server=r"databricks", stream_options=False),
 )
 
 
 def profile_of(host: str, model: str, overrides: Mapping[str, Any] | None = None) -> Profile:
-    """What fits a server ("api.openai.com", "127.0.0.1:8080") and a model. Raises ValueError where an override does not
-    fit its field."""
-    found: dict[str, Any] = {}
-    for server, family, changes in TABLE:
-        if re.search(server, host.lower()) and re.search(family, model.lower()):
-            found |= changes
-    defaults, checked = vars(Profile()), dict[str, Any]()
+    """What fits a server ("api.openai.com", "127.0.0.1:8080") and a model. Raises ValueError if an
+    override does not fit its field."""
+    fields: JsonObject = {}
+    for row in TABLE:
+        is_server = re.search(row.get("server", ""), host.lower())
+        if is_server and re.search(row.get("model", ""), model.lower()):
+            fields |= row
+    for pattern in ("server", "model"):
+        fields.pop(pattern, None)
     for name, value in (overrides or {}).items():
-        if name not in defaults:
-            raise ValueError(f"{name!r} is no field of a profile; known: {', '.join(defaults)}")
-        kind = type(defaults[name])
-        checked[name] = tuple(map(str, value)) if (kind, type(value)) == (tuple, list) else value
-        if type(checked[name]) is not kind:
-            raise ValueError(f"{name} cannot be {value!r}; it is {defaults[name]!r} by default")
-    try:
-        re.compile(checked.get("ids", ""))
-    except re.error as error:
-        raise ValueError(f"ids is no pattern: {error}") from None
-    return Profile(**found | checked)
+        fields[name] = _check_field(name, value)
+    return Profile(**fields)
 
 
-# ---- dropping parameters that the server rejects ---------------------------------------------------
+def _check_field(name: str, value: Any) -> Any:
+    defaults = vars(Profile())
+    if name not in defaults:
+        raise ValueError(f"{name!r} is no field of a profile; known: {', '.join(defaults)}")
+    kind = type(defaults[name])
+    if kind is tuple and isinstance(value, list):
+        value = tuple(str(item) for item in value)
+    if type(value) is not kind:
+        raise ValueError(f"{name} cannot be {value!r}; it is {defaults[name]!r} by default")
+    if name == "ids":
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"ids is no pattern: {error}") from None
+    return value
+
+
+# ---- dropping parameters that the server rejects -------------------------------------------------
 
 LIMITS = ("max_tokens", "max_completion_tokens")
-# Added by this package, or how an answer is sampled. Other options may be a condition of the user's (store, routing), and are kept.
+# Added by this package, or how an answer is sampled. Other options may be a condition of the user's
+# (store, routing), and are kept.
 DROPPABLE = {
-    *("stream_options", "prompt_cache_key"),
-    *("temperature", "top_p", "top_k", "min_p", "seed", "parallel_tool_calls"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", *LIMITS),
+    *LIMITS,
+    "stream_options",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
 }
 UNKNOWN = (
-    r"unsupported|not support|unknown|unrecogni[sz]ed|unexpected|not (be )?(permitted|allowed|accepted)|forbidden|extra|"
-    r"no longer|cannot find field|is not (a )?(valid|known)|invalid (parameter|argument|field|property)"
+    r"unsupported|not support|unknown|unrecogni[sz]ed|unexpected|"
+    r"not (be )?(permitted|allowed|accepted)|forbidden|extra|no longer|cannot find field|"
+    r"is not (a )?(valid|known)|invalid (parameter|argument|field|property)"
 )
 WRONG = (
     r"must be one of|should be|invalid value|not (a )?valid|"
     r"(allowed|supported|permitted|expected) (values|one of)|expected one of"
 )
+NO_REASONING = r"does not support (thinking|reasoning)|\bthink value\b"  # Ollama
 NEAR = 120  # characters between a parameter's name and the word that rejects it
 LEARNT: dict[tuple[str, str], set[str]] = {}  # (address, model) -> rejected members
 
 
 def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile) -> str | None:
-    """What a rejected request can do without: a member of the body, or of its assistant messages, that the program
-    added and the server's message names as unknown."""
+    """What a rejected request can do without: a member of the body, or of its assistant messages,
+    that the program added and the server's message names as unknown."""
     if error.kind != "bad_request":
         return None
-    text, thinking = error.message, profile.reasoning.keys() & sent.keys()
-    names = sent.keys() & DROPPABLE | thinking
-    for name in sorted(names, key=lambda each: (each != error.param, -len(each), each)):
+    reasoning = profile.reasoning.keys() & sent.keys()
+    candidates = sorted((sent.keys() & DROPPABLE) | reasoning)
+    candidates.sort(key=len, reverse=True)  # a name may be a part of another
+    candidates.sort(key=lambda name: name != error.param)
+    for name in candidates:
         # reasoning levels are named by this package, so a wrong value counts, too
-        words = f"{UNKNOWN}|{WRONG}" if name in thinking else UNKNOWN
-        inner = [key for key in sent[name] if "_" in key] if isinstance(sent[name], dict) else []
-        if any(_rejects(text, each, words) for each in (name, *inner)):
+        words = f"{UNKNOWN}|{WRONG}" if name in reasoning else UNKNOWN
+        is_named = error.param == name and re.search(words, error.message, re.I)
+        if is_named or _rejects_member(error.message, name, sent[name], words):
             return name
-        if error.param == name and re.search(words, text, re.I):
+    if reasoning and re.search(NO_REASONING, error.message, re.I):
+        return min(reasoning)
+    return _rejected_extra(error.message, sent["messages"])
+
+
+def _rejected_extra(text: str, messages: list[JsonObject]) -> str | None:
+    """A member of assistant messages and their calls that not every server knows."""
+    names: set[str] = set()
+    for message in messages:
+        if message["role"] == "assistant":
+            names.update(message, *(message.get("tool_calls") or ()))
+    for name in sorted(EXTRA_MEMBERS & names):
+        if _rejects(text, name, UNKNOWN):
             return name
-    if thinking and re.search(r"does not support (thinking|reasoning)|\bthink value\b", text, re.I):
-        return min(thinking)  # Ollama
-    answers = [each for each in sent["messages"] if each["role"] == "assistant"]
-    calls = [call for each in answers for call in each.get("tool_calls") or ()]
-    members = sorted(EXTRA_MEMBERS.intersection(chain(*answers, *calls)))
-    return next((name for name in members if _rejects(text, name, UNKNOWN)), None)
+    return None
+
+
+def _rejects_member(text: str, name: str, value: Any, words: str) -> bool:
+    """Also by a name inside the member, such as enable_thinking in chat_template_kwargs."""
+    names = [name]
+    if isinstance(value, dict):
+        names += [key for key in value if "_" in key]
+    return any(_rejects(text, one, words) for one in names)
 
 
 def _rejects(text: str, name: str, words: str) -> bool:
-    """Does one of the words stand near the name (or its camelCase form) in a server's message?"""
-    camel = re.sub(r"_(\w)", lambda found: found[1].upper(), name)
-    places = re.finditer(rf"(?<![\w-])({re.escape(name)}|{re.escape(camel)})(?![\w-])", text)
-    near = (text[max(0, found.start() - NEAR) : found.end() + NEAR] for found in places)
-    return any(re.search(words, part, re.I) for part in near)
+    """Is one of the words near the name (or its camelCase form) in a server's message?"""
+    camel = re.sub(r"_(\w)", lambda letter: letter[1].upper(), name)
+    pattern = rf"(?<![\w-])({re.escape(name)}|{re.escape(camel)})(?![\w-])"
+    for match in re.finditer(pattern, text):
+        near = text[max(0, match.start() - NEAR) : match.end() + NEAR]
+        if re.search(words, near, re.I):
+            return True
+    return False
 
 
-# ---- tokens and money ------------------------------------------------------------------------------
+# ---- tokens and money ----------------------------------------------------------------------------
 
 MAX_COUNT = 1e12  # tokens; what is more, or no number at all, is not counted
+CACHED = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
 CHARS_PER_TOKEN = 4  # of English prose and code; an estimate is marked as one
 
 
-def read_usage(usage: dict[str, Any]) -> Usage | None:
-    """Tokens from every known shape; None where nothing is counted."""
+def read_usage(usage: JsonObject) -> Usage | None:
+    """Tokens from every known shape; None if nothing is counted."""
     into = _find_part(usage, "prompt_tokens_details", "input_tokens_details")
     out = _find_part(usage, "completion_tokens_details", "output_tokens_details")
     sent = _read_number(usage, "prompt_tokens", "input_tokens", "prompt_eval_count")
     got = _read_number(usage, "completion_tokens", "output_tokens", "eval_count")
-    names = ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens")
-    cached = _read_number(into, "cached_tokens") or _read_number(usage, *names)
+    cached = _read_number(into, "cached_tokens") or _read_number(usage, *CACHED)
     reasoning = _read_number(out, "reasoning_tokens") or _read_number(usage, "reasoning_tokens")
-    beside = _read_number(usage, "total_tokens") - sent - got
-    if cached > sent or (beside > 0 and beside == cached):  # Anthropic: the cache beside the input
-        sent, beside = sent + cached + _read_number(usage, "cache_creation_input_tokens"), 0
-    if beside > 0 and reasoning in (0, beside):  # xAI, Gemini: reasoning beside the output
-        got, reasoning = got + beside, beside
+    left_over = _read_number(usage, "total_tokens") - sent - got
+    # Anthropic: the cache is counted apart from the input
+    if cached > sent or (left_over > 0 and left_over == cached):
+        sent += cached + _read_number(usage, "cache_creation_input_tokens")
+    # xAI, Gemini: reasoning is counted apart from the output
+    elif left_over > 0 and reasoning in (0, left_over):
+        got += left_over
+        reasoning = left_over
     return Usage(sent, got, cached, reasoning) if sent + got else None
 
 
-def _find_part(usage: dict[str, Any], *names: str) -> dict[str, Any]:
-    return next((usage[name] for name in names if isinstance(usage.get(name), dict)), {})
+def _find_part(usage: JsonObject, *names: str) -> JsonObject:
+    for name in names:
+        part = usage.get(name)
+        if isinstance(part, dict):
+            return part
+    return {}
 
 
-def _read_number(of: dict[str, Any], *names: str) -> int:
-    numbers = (of[name] for name in names if isinstance(of.get(name), int | float))
-    return next((int(number) for number in numbers if 0 <= number < MAX_COUNT), 0)
+def _read_number(counts: JsonObject, *names: str) -> int:
+    for name in names:
+        number = counts.get(name)
+        if isinstance(number, int | float) and 0 <= number < MAX_COUNT:
+            return int(number)
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a million tokens cost, in one currency. `cached` None: as much as other input. Raises ValueError."""
+    """What a million tokens cost, in one currency. `cached` None: as much as other input. Raises
+    ValueError."""
 
     input: float
     output: float
     cached: float | None = None
 
     def __post_init__(self) -> None:
-        for each in (self.input, self.output, self.cached or 0):
-            if not (isinstance(each, int | float) and each >= 0):
-                raise ValueError(f"{each!r} is no price")
+        for price in (self.input, self.output, self.cached or 0):
+            if not (isinstance(price, int | float) and price >= 0):
+                raise ValueError(f"{price!r} is no price")
 
     def of(self, usage: Usage) -> float:
         """The price of these tokens."""

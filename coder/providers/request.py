@@ -1,7 +1,7 @@
 """The body of a request in the form that a Profile describes: pure functions over lists.
 
-The same messages come out the same way each time, so that the beginning of a request stays what it was and the
-provider's cache serves it.
+The same messages come out the same way each time, so that the beginning of a request stays what it
+was and the provider's cache serves it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from operator import eq
 from typing import Any
 
+from coder.providers.errors import join
 from coder.providers.profiles import BUDGET, EFFORT, EXTRA_MEMBERS, LIMITS, THINK, Profile
-from coder.providers.text import mend, mend_all, text_of
+from coder.providers.text import JsonObject, dictionaries, mend, mend_all, text_of
 from coder.types import Message, ModelError, Reasoning, Request
 
 # Tokens; pi-agent-core's numbers, which know nothing above "high".
-BUDGETS: dict[str, int] = {"minimal": 128, "low": 512, "medium": 1024, "high": 2048, "xhigh": 2048}
+BUDGETS: dict[str, int] = {
+    "minimal": 128,
+    "low": 512,
+    "medium": 1024,
+    "high": 2048,
+    "xhigh": 2048,
+}
 NEEDED = {"model", "tools", "stream"}  # always sent
 SYSTEM = {"system", "developer"}
 CALL = {"id", "type", "function"}
@@ -28,119 +35,208 @@ NUL = b"\\u0000"
 BETWEEN: Message = {"role": "assistant", "content": "Understood."}  # a result and a user message
 
 
+@dataclass
+class Round:
+    """An answer and all that follows until the next one: nothing in a round depends on another."""
+
+    end: int  # its last message is the one before this index
+    data: bytes
+
+
+@dataclass
+class Encoded:
+    """The messages of the newest request, and their bytes without these members."""
+
+    rejected: frozenset[str]
+    messages: list[Message] = field(default_factory=list)  # copies
+    rounds: list[Round] = field(default_factory=list)
+
+
 class RequestEncoder:
-    """The bytes of the requests to one model. What a request has in common with the one before is made once.
+    """The bytes of the requests to one model. What a request has in common with the one before is
+    encoded once.
 
     `extra`: members of each body, `budgets`: tokens of the reasoning levels.
     """
 
     def __init__(
-        self, model: str, profile: Profile, extra: Mapping[str, Any], budgets: Mapping[str, int]
+        self,
+        model: str,
+        profile: Profile,
+        extra: Mapping[str, Any],
+        budgets: Mapping[str, int],
     ) -> None:
-        self.model, self.profile, self.extra, self.budgets = model, profile, extra, budgets
-        # (rejected members, copies of the messages, (messages up to its end, bytes) of each round of them): replaced
-        # as a whole, since another thread may have a request, too
-        self._encoded_rounds: tuple[frozenset[str], list[Message], list[tuple[int, bytes]]]
-        self._encoded_rounds = frozenset(), [], []
+        self.model = model
+        self.profile = profile
+        self.extra = extra
+        self.budgets = budgets
+        # replaced as a whole, since another thread may have a request, too
+        self._encoded = Encoded(frozenset())
 
     def encode(self, request: Request, rejected: frozenset[str] = frozenset()) -> bytes:
-        """The JSON of a request without the members that the server has rejected. The messages come last, so that it
-        begins with the one before it. Raises ModelError where it cannot be JSON."""
-        members = encode(self._make_members(request, rejected))
-        return b'%s,"messages":[%s]}' % (members[:-1], self._encode_messages(request, rejected))
+        """The JSON of a request without the members that the server has rejected.
 
-    def _make_members(self, request: Request, rejected: frozenset[str]) -> dict[str, Any]:
-        """What is sent beside the messages. Values of the profile give way to `extra`, and those to the request's own
-        options, as far as the model takes them; the output limit goes under its name here."""
-        profile, own = self.profile, dict(request.options)
-        body: dict[str, Any] = {"model": self.model, "stream": True}
+        The messages come last, so that it begins with the one before it. Raises ModelError if it
+        cannot be JSON.
+        """
+        members = encode(self._make_members(request, rejected))
+        rounds = self._encode_rounds(request.messages, rejected)
+        parts = [part.data for part in rounds if part.data]
+        system = self._system_text(request)
+        if system:
+            parts.insert(0, encode({"role": "system", "content": system}))
+        return b'%s,"messages":[%s]}' % (members[:-1], b",".join(parts))
+
+    def _make_members(self, request: Request, rejected: frozenset[str]) -> JsonObject:
+        """What is sent besides the messages. Values of the profile give way to `extra`, and those
+        to the request's own options, as far as the model takes them."""
+        profile = self.profile
+        body: JsonObject = {"model": self.model, "stream": True}
         if profile.stream_options:
             body["stream_options"] = {"include_usage": True}
         if request.tools:  # an empty list is an error on some servers
             body["tools"] = request.tools
         if profile.cache_key and request.session_id:
             body["prompt_cache_key"] = request.session_id[:64]
-        if not profile.temperature or request.reasoning != "off":
-            own.pop("temperature", None)
-        if not profile.parallel_tool_calls:
-            own.pop("parallel_tool_calls", None)
-        thought = thinking(profile, request.reasoning, self.budgets)
-        body |= {**thought, **self.extra, **own}
-        limits = [given[name] for given in (own, self.extra) for name in LIMITS if name in given]
-        names = sorted({*LIMITS} - rejected, key=lambda name: name != profile.output_limit)
-        unwanted = {"messages", *LIMITS, *rejected - NEEDED}  # the conversation's follow
+        options = self._usable_options(request)
+        body |= thinking(profile, request.reasoning, self.budgets)
+        body |= self.extra
+        body |= options
+        unwanted = {"messages", *LIMITS, *(rejected - NEEDED)}  # the conversation's follow
         body = {name: value for name, value in body.items() if name not in unwanted}
-        return body | ({names[0]: limits[0]} if limits and names else {})
+        return body | self._output_limit(options, rejected)
 
-    def _encode_messages(self, request: Request, rejected: frozenset[str]) -> bytes:
-        """The messages with commas between them, and at most one system message, the first."""
-        _, copies, known = (
-            self._encoded_rounds if self._encoded_rounds[0] == rejected else (rejected, [], [])
-        )
-        unchanged = [*map(eq, copies, request.messages), False].index(False)
-        rounds = [each for each in known if each[0] <= unchanged][:-1]  # the last one may go on
-        start = rounds[-1][0] if rounds else 0
-        new = request.messages[start:]
-        # a round is an answer with what follows on it: nothing in one depends on another
-        starts = [at for at, each in enumerate(new) if not at or each["role"] == "assistant"]
-        for begin, behind in pairwise([*starts, len(new)]):
-            made = map(encode, _convert_round(new[begin:behind], self.profile, rejected))
-            rounds.append((start + behind, b",".join(made)))
-        self._encoded_rounds = rejected, [*copies[:start], *map(copied, new)], rounds
-        system = [text_of(each) for each in request.messages if each["role"] in SYSTEM]
-        text = mend("\n\n".join(filter(None, [request.system, *system])))
-        first = encode({"role": "system", "content": text}) if text else b""
-        return b",".join(filter(None, [first, *[data for _, data in rounds]]))
+    def _usable_options(self, request: Request) -> JsonObject:
+        options = dict(request.options)
+        if not self.profile.temperature or request.reasoning != "off":
+            options.pop("temperature", None)
+        if not self.profile.parallel_tool_calls:
+            options.pop("parallel_tool_calls", None)
+        return options
+
+    def _output_limit(self, options: Mapping[str, Any], rejected: frozenset[str]) -> JsonObject:
+        """The limit under its name on this server, or under the other one if that was rejected."""
+        names = [self.profile.output_limit, *LIMITS]
+        taken = [name for name in names if name not in rejected]
+        for members in (options, self.extra):
+            for name in LIMITS:
+                if name in members and taken:
+                    return {taken[0]: members[name]}
+        return {}
+
+    def _system_text(self, request: Request) -> str:
+        """At most one system message is sent, the first."""
+        texts = [request.system]
+        for message in request.messages:
+            if message["role"] in SYSTEM:
+                texts.append(text_of(message))
+        return mend(join("\n\n", *texts))
+
+    def _encode_rounds(self, messages: list[Message], rejected: frozenset[str]) -> list[Round]:
+        """The rounds, each with commas between its messages."""
+        before = self._encoded
+        if before.rejected != rejected:
+            before = Encoded(rejected)
+        unchanged = common_prefix(before.messages, messages)
+        rounds = [known for known in before.rounds if known.end <= unchanged]
+        rounds = rounds[:-1]  # the last one may go on
+        start = rounds[-1].end if rounds else 0
+        for first, end in pairwise(_starts_of_rounds(messages, start)):
+            converted = _convert_round(messages[first:end], self.profile, rejected)
+            data = b",".join([encode(message) for message in converted])
+            rounds.append(Round(end, data))
+        copies = before.messages[:start]
+        copies += copied(messages[start:])
+        self._encoded = Encoded(rejected, copies, rounds)
+        return rounds
 
 
-def thinking(profile: Profile, level: Reasoning, budgets: Mapping[str, int]) -> dict[str, Any]:
-    """The members that ask for this much reasoning; none where it is off or the model cannot be asked."""
+def common_prefix(before: Sequence[Any], now: Sequence[Any]) -> int:
+    """How many items at the beginning are equal."""
+    length = 0
+    for old, new in zip(before, now):
+        if old != new:
+            break
+        length += 1
+    return length
+
+
+def _starts_of_rounds(messages: list[Message], start: int) -> list[int]:
+    """Where rounds begin from `start` on, and where the last one ends."""
+    later = range(start + 1, len(messages))
+    answers = [index for index in later if messages[index]["role"] == "assistant"]
+    first = [start] if start < len(messages) else []
+    return [*first, *answers, len(messages)]
+
+
+def thinking(
+    profile: Profile,
+    level: Reasoning,
+    budgets: Mapping[str, int],
+) -> JsonObject:
+    """The members that ask for this much reasoning; none if it is off or the model cannot be asked."""
     if level == "off":
         return {}
     if level not in BUDGETS:
         names = ", ".join(BUDGETS)
         raise ValueError(f"reasoning is {level!r}, and has to be off or one of {names}")
-    budget = max(profile.least_budget, budgets.get(level, BUDGETS[level]))
-    words = {EFFORT: profile.efforts.get(level, level), BUDGET: budget}
+    tokens = budgets.get(level, BUDGETS[level])
+    words = {
+        EFFORT: profile.efforts.get(level, level),
+        BUDGET: max(profile.least_budget, tokens),
+    }
+    return {name: _fill(value, words) for name, value in profile.reasoning.items()}
 
-    def filled(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: filled(item) for name, item in value.items()}
-        return words.get(value, value) if isinstance(value, str) else value
 
-    return {name: filled(value) for name, value in profile.reasoning.items()}
+def _fill(value: Any, words: Mapping[str, Any]) -> Any:
+    if isinstance(value, dict):
+        return {name: _fill(item, words) for name, item in value.items()}
+    return words.get(value, value) if isinstance(value, str) else value
+
+
+# ---- messages ------------------------------------------------------------------------------------
 
 
 def _convert_round(
-    messages: list[Message], profile: Profile, rejected: frozenset[str]
+    messages: list[Message],
+    profile: Profile,
+    rejected: frozenset[str],
 ) -> list[Message]:
-    """One round as the server takes it, the images of its results in a user message behind them."""
+    """One round as the server takes it, the images of its results in a user message after them."""
     unwanted = EXTRA_MEMBERS - set(profile.echoed) | rejected
     made: list[Message] = []
     images: list[Any] = []
-    names: dict[str, str] = {}  # call id -> tool
-    behind = 0  # the place behind the results
+    after_results = 0  # an index in `made`
+    tools: dict[str, str] = {}  # by call id
     for message in messages:
-        role = message["role"]
-        if role == "assistant":
-            if profile.tool_name:
-                calls = message.get("tool_calls") or ()
-                names = {call["id"]: call["function"]["name"] for call in calls}
-            message = _convert_answer(message, profile, unwanted)
-        elif role == "tool":
-            message, found = _fit_result(message, names.get(message["tool_call_id"], ""), profile)
-            images += found
-            behind = len(made) + 1
-        if role not in SYSTEM:
-            made.append(message)
+        match message["role"]:
+            case "assistant":
+                if profile.tool_name:
+                    tools = _called_tools(message)
+                made.append(_convert_answer(message, profile, unwanted))
+            case "tool":
+                tool = tools.get(message["tool_call_id"], "")
+                made.append(_convert_result(message, tool, profile))
+                images += _images_of(message)
+                after_results = len(made)
+            case "system" | "developer":
+                pass  # all in one, at the beginning
+            case _:
+                made.append(message)
     if images:
         text = {"type": "text", "text": "Images from the tool results above:"}
-        made.insert(behind, {"role": "user", "content": [text, *images]})
-    return _make_strict_turns(made) if profile.strict_turns else made
+        with_images = {"role": "user", "content": [text, *images]}
+        made.insert(after_results, with_images)
+    return _strict_turns(made) if profile.strict_turns else made
 
 
-def _make_strict_turns(messages: list[Message]) -> list[Message]:
-    """User messages in a row become one; an answer stands between a result and a user message."""
+def _called_tools(answer: Message) -> dict[str, str]:
+    calls = answer.get("tool_calls") or ()
+    return {call["id"]: call["function"]["name"] for call in calls}
+
+
+def _strict_turns(messages: list[Message]) -> list[Message]:
+    """User messages in a row become one; an answer comes between a result and a user message."""
     made: list[Message] = []
     for message in messages:
         last = made[-1]["role"] if made else ""
@@ -154,67 +250,98 @@ def _make_strict_turns(messages: list[Message]) -> list[Message]:
     return made
 
 
-def _join_contents(*contents: Any) -> Any:
-    """The contents of two messages as one: text, or parts where either has parts."""
-    if all(isinstance(each, str) for each in contents):
-        return "\n\n".join(contents)
-    texts = ([{"type": "text", "text": c}] if isinstance(c, str) else c or () for c in contents)
-    return [part for parts in texts for part in parts]
+def _join_contents(first: Any, second: Any) -> Any:
+    """The contents of two messages as one: text, or parts if either has parts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    return [*_parts_of(first), *_parts_of(second)]
 
 
-def _convert_answer(message: Message, profile: Profile, unwanted: frozenset[str]) -> Message:
+def _parts_of(content: Any) -> Sequence[Any]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return content or ()
+
+
+def _convert_answer(
+    message: Message,
+    profile: Profile,
+    unwanted: frozenset[str],
+) -> Message:
     """Only the members that go back, content in the server's form, ids that fit."""
     thought = message.get(THINK) if THINK not in unwanted else None
-    if not unwanted.isdisjoint(message) or thought:
+    if thought or not unwanted.isdisjoint(message):
         message = {k: v for k, v in message.items() if k not in unwanted and k != THINK}
     if thought:
         message["content"] = f"<think>{thought}</think>\n\n{message.get('content') or ''}"
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    known = CALL | set(profile.echoed) - unwanted
-    made = [{name: each for name, each in call.items() if name in known} for call in calls]
-    for call in made:
-        call["id"] = _fit_id(call["id"], profile)
-    message = message | {"tool_calls": made}
-    if profile.reasoning_filled and "reasoning_content" not in message:
-        message = message | {"reasoning_content": ""}
-    if not message.get("content") and profile.empty_content != "null":
-        message = message | {"content": ""}
-        if profile.empty_content == "absent":
-            del message["content"]
+    if message.get("tool_calls"):
+        return _convert_calls(message, profile, unwanted)
     return message
 
 
-def _fit_result(message: Message, name: str, profile: Profile) -> tuple[Message, list[Any]]:
-    """A result as plain text, which every server takes, and its images, which most take in a user message only."""
-    content, images = message["content"], list[Any]()
+def _convert_calls(
+    message: Message,
+    profile: Profile,
+    unwanted: frozenset[str],
+) -> Message:
+    known = CALL | set(profile.echoed) - unwanted
+    made = dict(message)
+    made["tool_calls"] = []
+    for call in message["tool_calls"]:
+        converted = {name: value for name, value in call.items() if name in known}
+        converted["id"] = _fit_id(call["id"], profile)
+        made["tool_calls"].append(converted)
+    if profile.reasoning_filled:
+        made.setdefault("reasoning_content", "")
+    if not made.get("content"):
+        if profile.empty_content == "absent":
+            made.pop("content", None)
+        elif profile.empty_content != "null":
+            made["content"] = ""
+    return made
+
+
+def _convert_result(message: Message, tool: str, profile: Profile) -> Message:
+    """A result as plain text, which every server takes."""
+    content = message["content"]
     if isinstance(content, list):
-        parts = [part for part in content if isinstance(part, dict)]
-        images = [part for part in parts if not isinstance(part.get("text"), str)]
-        content = text_of(message) or ("(see the image below)" if images else "(no output)")
-    call_id = _fit_id(message["tool_call_id"], profile)
-    message = message | {"content": content, "tool_call_id": call_id}
-    return (message | {"name": name} if name else message), images
+        nothing = "(see the image below)" if _images_of(message) else "(no output)"
+        content = text_of(message) or nothing
+    made = dict(message)
+    made["content"] = content
+    made["tool_call_id"] = _fit_id(message["tool_call_id"], profile)
+    if tool:
+        made["name"] = tool
+    return made
+
+
+def _images_of(result: Message) -> list[Any]:
+    """Most servers take them in a user message only."""
+    parts = dictionaries(result["content"])
+    return [part for part in parts if not isinstance(part.get("text"), str)]
 
 
 def _fit_id(call_id: str, profile: Profile) -> str:
     """An id goes back as it came, unless another server gave it and it does not match here."""
     if not profile.ids or re.fullmatch(profile.ids, call_id):
         return call_id
-    return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
+    data = call_id.encode("utf-8", "replace")
+    return hashlib.sha256(data).hexdigest()[:9]
+
+
+# ---- JSON ----------------------------------------------------------------------------------------
 
 
 def copied(value: Any) -> Any:
     """A copy of a JSON value, which shows later whether the value was changed in place."""
     if isinstance(value, dict):
-        return {name: copied(each) for name, each in value.items()}
-    return [copied(each) for each in value] if isinstance(value, list) else value
+        return {name: copied(item) for name, item in value.items()}
+    return [copied(item) for item in value] if isinstance(value, list) else value
 
 
 def encode(value: Any) -> bytes:
-    """The bytes of a part of a request, without what no server accepts (lone surrogates, NUL). Raises ModelError for what is no
-    JSON."""
+    """The bytes of a part of a request, without what no server accepts (lone surrogates, NUL).
+    Raises ModelError for what is no JSON."""
     try:
         try:
             data = JSON.encode(value).encode()

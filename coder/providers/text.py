@@ -1,4 +1,5 @@
-"""Strings: what every encoder and every server takes, texts that come in pieces, addresses as they are shown."""
+"""Strings: what every encoder and every server takes, texts that come in pieces, addresses as they
+are shown."""
 
 from __future__ import annotations
 
@@ -11,9 +12,12 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 if TYPE_CHECKING:
     from coder.types import Message
 
+JsonObject = dict[str, Any]
+
 
 def mend(text: str) -> str:
-    """Join surrogate pairs that came apart; what no encoder takes (a lone half, NUL) becomes U+FFFD."""
+    """Join surrogate pairs that came apart; what no encoder takes (a lone half, NUL) becomes
+    U+FFFD."""
     if not text.isascii():
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text.replace("\0", "\ufffd") if "\0" in text else text
@@ -23,7 +27,7 @@ DEEPEST = 100  # levels of a JSON value; nobody means more, and Python's own lim
 
 
 def mend_all(value: Any, left: int = DEEPEST) -> Any:
-    """`mend` for every string inside a JSON value. Raises ValueError where it is nested too deeply."""
+    """`mend` for every string inside a JSON value. Raises ValueError if it is nested too deeply."""
     if isinstance(value, str):
         return mend(value)
     if not left:
@@ -31,20 +35,32 @@ def mend_all(value: Any, left: int = DEEPEST) -> Any:
     if isinstance(value, list | tuple):
         return [mend_all(item, left - 1) for item in value]
     if isinstance(value, dict):
-        return {
-            mend(key) if isinstance(key, str) else key: mend_all(item, left - 1)
-            for key, item in value.items()
-        }
+        return {_mend_key(key): mend_all(item, left - 1) for key, item in value.items()}
     return value
+
+
+def _mend_key(key: Any) -> Any:
+    return mend(key) if isinstance(key, str) else key
+
+
+def dictionaries(value: Any) -> list[JsonObject]:
+    """Those in a list; none of what is no list."""
+    if not isinstance(value, list):
+        return []
+    return [item for item in value if isinstance(item, dict)]
+
+
+def strings(parts: list[JsonObject], name: str) -> list[str]:
+    """This member of each part that has it as a string."""
+    return [part[name] for part in parts if isinstance(part.get(name), str)]
 
 
 def text_of(message: Message) -> str:
     """The text of a message, whatever the form of its content."""
     content = message.get("content")
-    if not isinstance(content, list):
-        return content if isinstance(content, str) else ""
-    texts = (part.get("text") for part in content if isinstance(part, dict))
-    return "\n".join(text for text in texts if isinstance(text, str))
+    if isinstance(content, str):
+        return content
+    return "\n".join(strings(dictionaries(content), "text"))
 
 
 NO_NAME = "unknown"  # of a call that came without one
@@ -60,58 +76,77 @@ def new_id() -> str:
     return os.urandom(5).hex()[:9]
 
 
-# ---- pieces of an answer ---------------------------------------------------------------------------
+# ---- pieces of an answer -------------------------------------------------------------------------
 
 
 class ThinkTag:
-    """Thoughts before an answer, between tags that may be cut anywhere. Tags later in a text are text."""
+    """Thoughts before an answer, between tags that may be cut anywhere. Tags later in a text are
+    text."""
 
-    OPEN, CLOSE = "<think>", "</think>"
+    OPEN = "<think>"
+    CLOSE = "</think>"
 
     def __init__(self) -> None:
-        self.state: Literal["before", "inside", "behind", "text"] = "before"
-        self._held_text = ""  # what may be the beginning of a tag
+        self.state: Literal["before", "inside", "after", "text"] = "before"
+        self._held = ""  # what may be the beginning of a tag
 
     def split(self, text: str) -> tuple[str, str]:
         """(thought, text) of this piece, as far as it is known by now."""
-        text, self._held_text = self._held_text + text, ""
-        if self.state == "before":
-            begun = text.lstrip()
-            if self.OPEN.startswith(begun):
-                self._held_text = text
-                return "", ""
-            if not begun.startswith(self.OPEN):
-                self.state = "text"
-                return "", text
-            self.state, text = "inside", begun[len(self.OPEN) :]
         thought = ""
+        text = self._held + text
+        self._held = ""
+        if self.state == "before":
+            text = self._take_open_tag(text)
         if self.state == "inside":
-            thought, closed, text = text.partition(self.CLOSE)
-            if not closed:
-                at = thought.rfind("<")
-                if at >= 0 and self.CLOSE.startswith(thought[at:]):
-                    thought, self._held_text = thought[:at], thought[at:]
-                return thought, ""
-            self.state = "behind"
-        if self.state == "behind":  # white space between the tag and the text is dropped
+            thought, text = self._take_thought(text)
+        if self.state == "after":  # white space between the tag and the text is dropped
             text = text.lstrip()
-            self.state = "text" if text else "behind"
+            if text:
+                self.state = "text"
         return thought, text
 
+    def _take_open_tag(self, text: str) -> str:
+        """What comes after the tag, or the text if there is none; holds what may be its beginning."""
+        begun = text.lstrip()
+        if self.OPEN.startswith(begun):
+            self._held = text
+            return ""
+        if begun.startswith(self.OPEN):
+            self.state = "inside"
+            return begun.removeprefix(self.OPEN)
+        self.state = "text"
+        return text
+
+    def _take_thought(self, text: str) -> tuple[str, str]:
+        """(thought, what comes after its end)."""
+        thought, closed, rest = text.partition(self.CLOSE)
+        if closed:
+            self.state = "after"
+            return thought, rest
+        at = thought.rfind("<")
+        if at >= 0 and self.CLOSE.startswith(thought[at:]):
+            self._held = thought[at:]
+            thought = thought[:at]
+        return thought, ""
+
     def rest(self) -> tuple[str, str]:
-        """What was held back, when no more comes."""
-        held, inside = self._held_text, self.state == "inside"
-        self.state, self._held_text = "text", ""
-        return (held, "") if inside else ("", held)
+        """(thought, text) that was held back, when no more comes."""
+        held = self._held
+        was_inside = self.state == "inside"
+        self._held = ""
+        self.state = "text"
+        return (held, "") if was_inside else ("", held)
 
 
 def join_pieces(pieces: list[Any]) -> Any:
-    """One member of a message from its pieces: texts are joined, objects take what is new, entries of lists go on."""
-    if all(isinstance(piece, str) for piece in pieces):
+    """One member of a message from its pieces: texts are joined, objects take what is new, entries
+    of lists go on."""
+    kinds = {type(piece) for piece in pieces}
+    if kinds == {str}:
         return "".join(pieces)
-    if all(isinstance(piece, dict) for piece in pieces):
+    if kinds == {dict}:
         return _merge_pieces(pieces)
-    if not all(isinstance(piece, list) for piece in pieces):
+    if kinds != {list}:
         return pieces[-1]
     groups: list[list[Any]] = []  # of pieces of one entry
     for entry in chain.from_iterable(pieces):
@@ -123,7 +158,8 @@ def join_pieces(pieces: list[Any]) -> Any:
 
 
 def _continues_entry(last: Any, entry: Any) -> bool:
-    """Is this a further piece of the same entry? A signature ends one; what is encrypted comes whole."""
+    """Is this a further piece of the same entry? A signature ends one; what is encrypted comes
+    whole."""
     if not (isinstance(last, dict) and isinstance(entry, dict)):
         return False
     if last.get("signature") or "data" in last or "data" in entry:
@@ -131,15 +167,18 @@ def _continues_entry(last: Any, entry: Any) -> bool:
     return all(entry.get(name) == last.get(name) for name in ("type", "index", "id"))
 
 
-def _merge_pieces(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    merged = {name: value for piece in pieces for name, value in piece.items() if value is not None}
+def _merge_pieces(pieces: list[JsonObject]) -> JsonObject:
+    merged: JsonObject = {}
+    for piece in pieces:
+        merged |= {name: value for name, value in piece.items() if value is not None}
     for name in merged.keys() & {"thinking", "text", "summary"}:
-        texts = [piece[name] for piece in pieces if isinstance(piece.get(name), str)]
-        merged[name] = "".join(texts) or merged[name]
+        merged[name] = "".join(strings(pieces, name)) or merged[name]
     return merged
 
 
-# ---- addresses -------------------------------------------------------------------------------------
+# ---- addresses -----------------------------------------------------------------------------------
+
+PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")  # variables, for https
 
 
 def _parts(url: str) -> SplitResult:
@@ -156,12 +195,16 @@ def is_loopback(url: str | None) -> bool:
 
 
 def host_of(url: str | None) -> str:
-    """host:port of a base URL, without what may stand before an @; the openai client's own server where there is none."""
+    """host:port of a base URL, without what may come before an @; OpenAI's own server for None."""
     return _parts(url or "https://api.openai.com").netloc.rpartition("@")[2]
 
 
 def shown_url(url: str) -> str:
-    """An address for an error's line: without user, password and query, which may hold a key, and not too long."""
+    """An address for an error's line: without user, password and query, which may hold a key, and
+    not too long."""
     parts = _parts(url)
-    shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    return (shown or url.rpartition("@")[2].partition("?")[0]).rstrip("/")[:300]
+    host = parts.netloc.rpartition("@")[2]
+    shown = urlunsplit((parts.scheme, host, parts.path, "", ""))
+    if not shown:  # no URL
+        shown = url.rpartition("@")[2].partition("?")[0]
+    return shown.rstrip("/")[:300]

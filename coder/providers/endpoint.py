@@ -1,0 +1,220 @@
+"""Endpoint: the address of one server, its key, and requests to it.
+
+Redirects are not followed: they would carry the conversation to another host. Retries are the
+loop's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from coder import __version__
+from coder.abort import Abort
+from coder.providers.connection import Redact, Server, StreamingRequest
+from coder.providers.errors import ADVICE, classify, well_formed
+from coder.providers.sse import Answer
+from coder.providers.text import host_of, shown_url
+from coder.types import ModelError
+
+OPENAI = "https://api.openai.com/v1"
+CALL = "/chat/completions"
+LIST = "/models"
+MAX_ERROR = 1_000_000  # bytes of an error's body that are read
+ACCOUNT = {"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"}
+HEADER = re.compile(r"[!-9;-~]+: [\t -~]*")
+SHORTEST_KEY = 8  # characters; less than that might also be a word of the server's text
+
+
+class Endpoint:
+    """Where requests go; address and key as for a ChatModel. `key_header`: a further header for the
+    key."""
+
+    def __init__(
+        self,
+        base_url: str | None,
+        api_key: str | None,
+        headers: Mapping[str, str],
+        redact: Redact | None = None,
+    ) -> None:
+        self.base_url = base_url
+        self.api_key = api_key
+        self.key_header = ""
+        self.redact = redact
+        self.headers = {name.lower(): value for name, value in headers.items()}
+        address = base_of(base_url or os.environ.get("OPENAI_BASE_URL") or "")
+        self.address = address or None  # None: OpenAI's own
+        self._account = account_headers(address or OPENAI)
+        self._server: Server | None = None  # from the first request on
+
+    @contextmanager
+    def post(
+        self,
+        data: bytes,
+        api_key: str | None,
+        abort: Abort,
+        seconds: float,
+        path: str = CALL,
+    ) -> Iterator[Answer]:
+        """Send `data`, or ask for the LIST; inside, the answer can be read.
+
+        Within `seconds` the first of it has to come. Raises ModelError for what is no answer, or
+        Aborted.
+        """
+        abort.check()
+        key = self.key_for(api_key)
+        if self._server is None:
+            self._server = Server(check_address(self.address or OPENAI), self.redact)
+        base, mark, query = self._server.url.partition("?")  # Azure's ?api-version=
+        url = base.rstrip("/") + path + mark + query
+        head = self._head(url, path, key, len(data))
+        request = StreamingRequest(self._server, url, abort, seconds)
+        with abort.calling(request.cut):
+            try:
+                request.send(head + data)
+                if not 200 <= request.status_code < 300:
+                    raise refusal(request)
+                yield request
+            except ModelError as error:
+                hide_key(error, key)
+                raise
+            finally:
+                request.close()
+
+    def models(self, seconds: float = 5.0, abort: Abort | None = None) -> list[str]:
+        """The names of the server's models. Raises ModelError and Aborted."""
+        with self.post(b"", None, abort or Abort(), seconds, LIST) as answer, well_formed():
+            listing = json.loads(b"".join(answer.pieces()))
+            return [str(model["id"]) for model in listing["data"] or ()]
+
+    def key_for(self, api_key: str | None) -> str:
+        """The key of a request. Raises ModelError if OpenAI's own server has none, or if no header
+        can carry it; then it is not shown."""
+        key = api_key or self.api_key
+        if not key and not self.base_url:
+            key = os.environ.get("OPENAI_API_KEY")
+        has_own_header = self.headers.keys() & {"authorization", "api-key", self.key_header}
+        if not (key or self.address or has_own_header):
+            ways = "set OPENAI_API_KEY, or give api_key= or a base_url="
+            raise ModelError("auth", f"no key: {ways}; nothing was sent")
+        key = (key or "none").strip()
+        if not (key.isascii() and key.isprintable()):
+            message = "the key holds characters that no header can carry: copy it again"
+            raise ModelError("auth", message)
+        return key
+
+    def _head(self, url: str, path: str, key: str, size: int) -> bytes:
+        parts = urlsplit(url)
+        headers = {
+            "host": parts.netloc.rpartition("@")[2],
+            "accept": "application/json",
+            "content-type": "application/json",
+            "authorization": f"Bearer {key}",
+            "user-agent": f"coder/{__version__}",
+            "accept-encoding": "identity",
+        }
+        headers |= self._account | self.headers
+        if self.key_header:
+            headers[self.key_header] = key
+        headers["content-length"] = str(size)
+        target = parts.path
+        if parts.query:
+            target += f"?{parts.query}"
+        method = "POST" if path == CALL else "GET"
+        head = f"{method} {target} HTTP/1.1\r\n"
+        for name, value in headers.items():
+            line = f"{name}: {value}"
+            if not HEADER.fullmatch(line):  # not shown: it may be a key
+                raise ModelError("protocol", "a header of the request holds what cannot be sent")
+            head += f"{line}\r\n"
+        return f"{head}\r\n".encode()
+
+
+# ---- addresses -----------------------------------------------------------------------------------
+
+
+def base_of(url: str) -> str:
+    """A base URL, also if the address of the call itself was pasted."""
+    path, mark, query = url.partition("?")
+    return path.rstrip("/").removesuffix(CALL) + mark + query
+
+
+def account_headers(address: str) -> dict[str, str]:
+    """The user's organisation and project, which OpenAI gets and nobody else does."""
+    headers = {}
+    if re.fullmatch(r"(.+\.)?openai\.com(:\d+)?", host_of(address).lower()):
+        for name, variable in ACCOUNT.items():
+            value = os.environ.get(variable, "").strip()
+            if value:
+                headers[name] = value
+    return headers
+
+
+def check_address(address: str) -> str:
+    """The address. Raises ModelError if it is no base URL."""
+    with suppress(ValueError):  # of a port that is no number
+        parts = urlsplit(address)
+        is_known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        if is_known and re.fullmatch("[!-~]+", address):
+            return address
+    message = f"{shown_url(address)!r} is no base URL: it has to begin with http:// or https://"
+    raise ModelError("protocol", message)
+
+
+# ---- answers that are errors ---------------------------------------------------------------------
+
+
+def refusal(answer: Answer) -> ModelError:
+    """The error of an answer whose status is not one of success."""
+    url = shown_url(answer.url)
+    status = answer.status_code
+    if not 300 <= status < 600:
+        message = f"{url} answers with HTTP status {status:03d}, which no answer has"
+        return ModelError("protocol", message, status=status)
+    if status < 400:
+        return _redirect(answer)
+    body = _read_start(answer)
+    try:
+        said: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        said = body.decode("utf-8", "replace")
+    error = classify(status, said, answer.headers)
+    error.body = body[:MAX_ERROR]
+    if status == 404 and "model" not in error.message.lower():
+        error.message += f" at {url}"
+        error.advice = "" if "/v1" in url else ADVICE["protocol"]
+    return error
+
+
+def _redirect(answer: Answer) -> ModelError:
+    location = answer.headers.get("location", "")
+    with suppress(ValueError):  # no address: shown as it is
+        location = urljoin(answer.url, location)
+    target = shown_url(base_of(location))
+    message = f"{shown_url(answer.url)} redirects to {target}; redirects are not followed"
+    advice = "Set OPENAI_BASE_URL to where the server is."
+    return ModelError("protocol", message, status=answer.status_code, advice=advice)
+
+
+def _read_start(answer: Answer) -> bytes:
+    """What can be read of a body, up to MAX_ERROR; some break off."""
+    body = b""
+    with suppress(ModelError):
+        for piece in answer.pieces():
+            body += piece
+            if len(body) >= MAX_ERROR:
+                break
+    return body
+
+
+def hide_key(error: ModelError, key: str) -> None:
+    """A server's text may repeat the key that it was sent."""
+    if len(key) >= SHORTEST_KEY:
+        error.message = error.message.replace(key, "***")
+        if error.request_id:
+            error.request_id = error.request_id.replace(key, "***")
