@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from coder.cli import wording
-from coder.cli.conversation import write_new
+from coder.cli.export import export, write_new
 from coder.cli.input import Leave
 from coder.cli.keys import silent_keys
-from coder.cli.process import defer_sigint, needed, optional
+from coder.cli.process import defer_sigint
 from coder.cli.questions import exact_diff
 from coder.cli.screen import one_line
-from coder.cli.settings import ConfigError
 from coder.cli.wording import by_number, count, first_of, plural, session_line, tokens, words_of
 from coder.history import text_of
 from coder.providers.errors import happened
 from coder.sessions.snapshots import UndoResult
+from coder.settings import ConfigError, needed, optional
 from coder.types import Aborted, CoderError, Message, ModelError, Reasoning
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Commands:
     """The commands by name, with a line of help each; those of plugins and files behind the built-in ones."""
 
     def __init__(self, repl: Repl) -> None:
-        self.repl, self.app, self.screen = repl, repl.app, repl.screen
+        self.repl, self.session, self.screen = repl, repl.session, repl.screen
         self.conversation = repl.conversation
         self.listed: list[str] = []  # models, as candidates
         self.known: dict[str, tuple[str, Run]] = {
@@ -79,15 +79,19 @@ class Commands:
             for names, text in COMMANDS.items()
         }
         added: dict[str, tuple[str, Run]] = {}
-        for file in self.app.prompt_files.commands.values() if self.app.prompt_files else ():
+        for file in (
+            self.session.parts.prompt_files.commands.values()
+            if self.session.parts.prompt_files
+            else ()
+        ):
             if file.name in PROMPTS:
                 del self.known[file.name]
             text = f"{file.description} (this project)" if file.digest else file.description
             added[file.name] = text, partial(self._run_file, file)
-        for command in self.app.plugins.commands if self.app.plugins else ():
+        for command in self.session.parts.plugins.commands if self.session.parts.plugins else ():
             added[command.name] = command.help, partial(self._run_plugin, command)
         for name in added.keys() & {*self.known, *ALIASES}:
-            self.app.notices.append(f"The added command /{name} is ignored: the name is taken.")
+            self.session.notices.append(f"The added command /{name} is ignored: the name is taken.")
             del added[name]
         self.known |= added
 
@@ -114,7 +118,7 @@ class Commands:
             case "model":
                 words = self.listed = self.listed or self._models("")
             case "agent":
-                words = self.app.primary
+                words = self.session.parts.primary
             case "reasoning":
                 words = (*get_args(Reasoning), "show", "hide")
             case "resume":
@@ -154,10 +158,10 @@ class Commands:
 
     def trust(self, files: Sequence[PromptFile]) -> bool:
         """Ask whether these of the project may instruct the model, if there are any."""
-        known = self.app.prompt_files
+        known = self.session.parts.prompt_files
         allowed = bool(known and files and self.repl.prompter.ask_trust(known, files))
         if allowed:
-            self.app.set_prompt()
+            self.session.crew.set_prompt()
         return allowed
 
     def help(self, argument: str) -> None:
@@ -169,14 +173,18 @@ class Commands:
         self.screen.line(wording.WORKING)
 
     def tools(self, argument: str) -> None:
-        for each in self.app.agent.state.tools.tools.values():
+        for each in self.session.agent.state.tools.tools.values():
             self.screen.line(one_line(each.description, 200), head=f"  {each.name:<12} ")
-        if self.app.servers and (pending := self.app.servers.pending()):
+        if self.session.parts.servers and (pending := self.session.parts.servers.pending()):
             self._note(f"MCP servers not in this list yet: {', '.join(pending)}.")
 
     def skills(self, argument: str) -> None:
         """List them, and ask about those of this project that are not used."""
-        known = list(self.app.prompt_files.skills.values()) if self.app.prompt_files else []
+        known = (
+            list(self.session.parts.prompt_files.skills.values())
+            if self.session.parts.prompt_files
+            else []
+        )
         for each in known:
             unused = "" if each.answer == "yes" else " (not used)"
             self.screen.line(each.description + unused, head=f"  {each.name:<12} ")
@@ -201,7 +209,7 @@ class Commands:
 
     def model(self, argument: str) -> None:
         """Show or change it: a name, a part of one, or what is chosen of those that fit."""
-        names, now = self._models(argument, self._note), self.app.model.name
+        names, now = self._models(argument, self._note), self.session.model.name
         near = [name for name in names if argument.lower() in name.lower()]
         if argument and names and not near:
             self._note(f"The server does not list it; nearest: {first_of(names, 3)}.")
@@ -214,22 +222,21 @@ class Commands:
         elif argument and near:
             argument = near[0]
         if argument:
-            self.app.chosen = argument  # also for agents that have none of their own
-            self.app.use(self.app.chat_model(argument))
-        self.screen.line(f"{self.app.model.name} at {self.app.settings.host}")
+            self.session.use(model=argument)
+        self.screen.line(f"{self.session.model.name} at {self.session.settings.host}")
 
     def _models(self, near: str, report: Callable[[str], object] = str) -> list[str]:
         """Those that the server names, the nearest to a name first; none where it names none."""
         from coder.cli.models import models_of  # late: for this command only
 
         try:
-            return models_of(self.app.model.endpoint, near)
+            return models_of(self.session.model.endpoint, near)
         except ModelError as error:
             report(f"The server does not list its models: {happened(error)}.")
             return []
 
     def reasoning(self, argument: str) -> None:
-        levels, word, state = get_args(Reasoning), argument.lower(), self.app.agent.state
+        levels, word, state = get_args(Reasoning), argument.lower(), self.session.agent.state
         if word in levels:
             state.reasoning = cast(Reasoning, word)
         elif word in ("show", "hide"):
@@ -241,22 +248,25 @@ class Commands:
         self.screen.line(f"reasoning: {state.reasoning}, {visible}")
 
     def tokens(self, argument: str) -> None:
-        used, window = self.app.newest.input + self.app.newest.output, self.app.model.context_window
-        full = f"{count(used)} of {count(window)} tokens ({100 * self.app.context_used:.0f} %)"
-        self.screen.line(f"this session: {tokens(self.app.usage)}")
-        self.screen.line(f"context: {full}, {plural(len(self.app.agent.messages), 'message')}")
+        used, window = (
+            self.session.newest.input + self.session.newest.output,
+            self.session.model.context_window,
+        )
+        full = f"{count(used)} of {count(window)} tokens ({100 * self.session.context_used:.0f} %)"
+        self.screen.line(f"this session: {tokens(self.session.usage)}")
+        self.screen.line(f"context: {full}, {plural(len(self.session.messages), 'message')}")
 
     def summary(self, argument: str) -> None:
         text = "There is no summary."
         with contextlib.suppress(Aborted, KeyboardInterrupt), silent_keys():
-            text = self.app.sum_up(self.repl.show) or text
+            text = self.repl.follow(self.session.sum_up()) or text
         self.repl.render.pause()
         self.screen.line(text)
 
     def compact(self, argument: str) -> None:
         stopped = True
         with contextlib.suppress(Aborted, KeyboardInterrupt), silent_keys():
-            self.app.compact(argument, self.repl.show)
+            self.repl.follow(self.session.compact(argument))
             stopped = False
         self.repl.render.pause()
         if stopped:
@@ -265,24 +275,24 @@ class Commands:
     # -- who works, and what is allowed
 
     def agent(self, argument: str) -> None:
-        known = self.app.primary
+        known = self.session.parts.primary
         if not argument:
             for name, each in known.items():
-                mark = "*" if name == self.app.spec.name else " "
+                mark = "*" if name == self.session.spec.name else " "
                 self.screen.line(each.description, head=f"{mark} {name:<12} ")
         elif argument in known:
-            self.app.work_as(argument)
-            self._note(f"Agent {argument}: {self.app.spec.description}.")
+            self.session.use(agent=argument)
+            self._note(f"Agent {argument}: {self.session.spec.description}.")
         else:
             self._warn(f"There is no agent {argument}; known: {', '.join(known)}.")
 
     def plan(self, argument: str) -> Entries:
         """Between plan and build; what is behind the word is entered."""
-        self.agent("build" if self.app.spec.name == "plan" and not argument else "plan")
+        self.agent("build" if self.session.spec.name == "plan" and not argument else "plan")
         return [argument] if argument else []
 
     def permissions(self, argument: str) -> None:
-        given = self.app.permissions
+        given = self.session.permissions
         self.screen.line(wording.RULES)
         for rule in [*given.rules, *given.agent, *given.flags, *given.workspace, *given.memory]:
             exactly = "exactly " if rule.is_exact else ""
@@ -293,13 +303,13 @@ class Commands:
 
     def mode(self, argument: str) -> None:
         """The next of build, plan and yolo; the prompt shows it."""
-        was_yolo = self.app.permissions.yolo
-        was_plan = self.app.spec.name == "plan"
-        self.app.permissions.yolo = was_plan and not was_yolo
-        self.app.work_as("build" if was_plan or was_yolo else "plan")
+        was_yolo = self.session.permissions.yolo
+        was_plan = self.session.spec.name == "plan"
+        self.session.permissions.yolo = was_plan and not was_yolo
+        self.session.use(agent="build" if was_plan or was_yolo else "plan")
 
     def yolo(self, argument: str) -> None:
-        permissions = self.app.permissions
+        permissions = self.session.permissions
         permissions.yolo = not permissions.yolo
         off = "Commands and edits are no longer asked about; /yolo turns that off."
         self._warn(off if permissions.yolo else "Asking again.")
@@ -323,7 +333,7 @@ class Commands:
     def back(self, argument: str) -> None:
         """Undo all runs from the one on whose entry is chosen; the newest has the number 1."""
         runs = self.conversation.snapshots.runs
-        said = {each.get("meta", {}).get("timestamp"): each for each in self.app.agent.messages}
+        said = {each.get("meta", {}).get("timestamp"): each for each in self.session.messages}
         entries = (words_of(text_of(said.get(run.message, {}))) for run in reversed(runs))
         rows = ((entry or "(no longer in the conversation)", "") for entry in entries)
         numbers = [str(number) for number in range(1, len(runs) + 1)]
@@ -344,7 +354,7 @@ class Commands:
         """Undo or redo, which must not be left half done: a Ctrl+C meanwhile changes nothing. The run's prompt."""
         result = UndoResult(problem="Nothing was done.")
         with contextlib.suppress(KeyboardInterrupt), silent_keys(), defer_sigint():
-            result = how(self.app.agent.messages)
+            result = how(self.session.messages)
             self.conversation.settle()
         if result.problem:
             self._warn(result.problem)
@@ -374,7 +384,7 @@ class Commands:
                 self.screen.line(one_line(f"{number:>3}  {title}", self.screen.width - 1))
 
     def copy(self, argument: str) -> None:
-        answers = (each for each in self.app.agent.messages[::-1] if each["role"] == "assistant")
+        answers = (each for each in self.session.messages[::-1] if each["role"] == "assistant")
         text = next(filter(None, (text_of(each).strip() for each in answers)), "")
         if not text:
             self._note("There is no answer yet.")
@@ -393,7 +403,7 @@ class Commands:
     # -- conversations
 
     def new(self, argument: str) -> None:
-        self.conversation.begin()
+        self.session.begin()
         self._note("A new conversation.")
 
     def resume(self, argument: str) -> None:
@@ -409,7 +419,7 @@ class Commands:
         else:
             self._note("There is no older conversation in this folder.")
         if argument:
-            self.conversation.resume(argument)
+            self.session.resume(argument)
             self.screen.line()
             self.repl.replay()
 
@@ -420,4 +430,5 @@ class Commands:
         self._note(f"This conversation: {title or 'without a name; /name TITLE gives one'}")
 
     def export(self, argument: str) -> None:
-        self.screen.line(f"Written to {self.conversation.export(argument)}.")
+        path = export(self.conversation, self.session.settings, argument)
+        self.screen.line(f"Written to {path}.")

@@ -18,7 +18,10 @@ from pathlib import Path
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.cli.process import USAGE
-from coder.cli.settings import (
+from coder.cli.wording import by_number, first_of
+from coder.providers.errors import explain
+from coder.providers.http import Endpoint
+from coder.settings import (
     FOLDER,
     ConfigError,
     Missing,
@@ -30,9 +33,6 @@ from coder.cli.settings import (
     read_sources,
     server_place,
 )
-from coder.cli.wording import by_number, first_of
-from coder.providers.errors import explain
-from coder.providers.http import Endpoint
 from coder.tools.workspace import make_private
 from coder.types import CoderError, ModelError
 

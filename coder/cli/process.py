@@ -25,11 +25,12 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from coder.cli.settings import ConfigError
 from coder.permissions.sanitize import strip_controls
 
 if TYPE_CHECKING:
     from coder.abort import Abort
+    from coder.events import Event, Events
+    from coder.types import T
 
 USAGE, LIMIT, TRANSIENT, INTERRUPTED = 2, 3, 75, 130  # exit codes
 PR_SET_DUMPABLE = 4
@@ -129,31 +130,10 @@ def read_stdin(always: bool) -> str:
     return f"{text}\n... [cut after {MAX_INPUT} bytes]"
 
 
-# ---- imports of modules that may be deleted ----------------------------------------------------
-
-
-def optional(name: str) -> Any:
-    """Import a module; None where it, or a module of this package that it imports, was deleted."""
-    try:
-        __import__(name)  # which -X importtime shows, unlike import_module
-        return sys.modules[name]
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "coder":
-            raise
-        return None
-
-
 def collect_garbage() -> None:
     """From now on, and never what was imported so far (`__main__.py` has switched the collector off)."""
     gc.freeze()
     gc.enable()
-
-
-def needed(name: str, purpose: str) -> Any:
-    """Import the module that `purpose`, which the user asked for, needs. Raises ConfigError."""
-    if (module := optional(name)) is None:
-        raise ConfigError(f"{purpose} is not available: {name} or a part of it was deleted")
-    return module
 
 
 # ---- Ctrl+C --------------------------------------------------------------------------------------
@@ -208,6 +188,17 @@ class Interrupts:
             _runs.remove(abort)
             if _exit_codes:
                 raise SystemExit(_exit_codes[0])
+
+    def follow(self, events: Events[T], abort: Abort, show: Callable[[Event], None]) -> T:
+        """Show the events of a run to the end; signals stop it. Raises KeyboardInterrupt."""
+        with self.stopping(abort), contextlib.closing(events):
+            while True:
+                try:  # by hand, without Returning: no frame more for each token
+                    event = next(events)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                show(event)
 
     def count(self, number: int, frame: FrameType | None) -> None:
         """Take a Ctrl+C that comes beside a run and must not break off what is done then."""
