@@ -286,6 +286,14 @@ def load(
         )
     settings.max_seconds = settings.max_seconds or None
     settings.keys = tuple(secrets(sources))
+    settings.notes = tuple(_remarks(cwd, config, sources, place, settings.host))
+    if needs_server and not settings.model:
+        raise Missing("no model: set OPENAI_MODEL, or use -m NAME", settings)
+    return settings
+
+
+def _remarks(cwd: Path, config: Path, sources: Sources, place: str, host: str) -> list[str]:
+    """What the user should know of where the settings come from."""
     used: tuple[str, ...] = (API_KEY,)  # which many projects have
     notes: list[str] = []
     if any(name in sources[USER] for name in SECRET):
@@ -297,16 +305,13 @@ def load(
             notes.append(f"Other users may read the key in {file} (fix: chmod 600).")
     if place == FOLDER:
         used = OF_A_FOLDER
-        notes.append(f"Server and key come from the .env of this folder: {settings.host}.")
+        notes.append(f"Server and key come from the .env of this folder: {host}.")
     ignored = [f"{name} in .env" for name in sources[FOLDER] if name not in used]
     ignored += [f".coder/{name}" for name in OURS if os.path.lexists(cwd / ".coder" / name)]
     if ignored and cwd / ".coder" != config:
         where = f"These settings count only in {config}."
         notes.append(f"Ignored in this folder: {', '.join(ignored)}. {where}")
-    settings.notes = tuple(notes)
-    if needs_server and not settings.model:
-        raise Missing("no model: set OPENAI_MODEL, or use -m NAME", settings)
-    return settings
+    return notes
 
 
 def read_sources(
