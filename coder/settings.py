@@ -53,9 +53,6 @@ class Missing(ConfigError):
         self.settings = settings
 
 
-# ---- modules that may be deleted -------------------------------------------------------------------
-
-
 def optional(name: str) -> Any:
     """Import a module; None if it, or a module of this package that it imports, was deleted."""
     try:
@@ -73,9 +70,6 @@ def needed(name: str, purpose: str) -> Any:
     if module is None:
         raise ConfigError(f"{purpose} is not available: {name} or a part of it was deleted")
     return module
-
-
-# ---- folders ---------------------------------------------------------------------------------------
 
 
 def program() -> str:
@@ -297,9 +291,7 @@ def _remarks(cwd: Path, config: Path, sources: Sources, place: str, host: str) -
     used: tuple[str, ...] = (API_KEY,)  # which many projects have
     notes: list[str] = []
     if any(name in sources[USER] for name in SECRET):
-        from coder.permissions.ownership import (
-            is_readable_by_others,  # late: only where there is a key
-        )
+        from coder.permissions.ownership import is_readable_by_others  # late: only with a key
 
         if is_readable_by_others(file := config / ".env"):
             notes.append(f"Other users may read the key in {file} (fix: chmod 600).")
