@@ -233,6 +233,7 @@ class PermissionAsked(BaseEvent):
     call_id: str = field(default="", kw_only=True)
     answer: Answer = field(default="no", repr=False)
     reason: str = field(default="", repr=False)
+    is_answered: bool = field(default=False, repr=False)
 
     def reply(self, answer: Answer, reason: str = "", remember: str = "") -> None:
         """`reason`: for the model, with "no". `remember`: with "always", another pattern to store."""
@@ -240,6 +241,7 @@ class PermissionAsked(BaseEvent):
         self.reason = reason
         if remember:
             self.remember = remember
+        self.is_answered = True
 
 
 class PermissionReplied(BaseEvent):
@@ -259,9 +261,11 @@ class QuestionAsked(BaseEvent):
     options: list[str]
     call_id: str = field(default="", kw_only=True)
     answer: str = field(default="", repr=False)
+    is_answered: bool = field(default=False, repr=False)
 
     def reply(self, answer: str) -> None:
         self.answer = answer
+        self.is_answered = True
 
 
 class DoomLoop(BaseEvent):
@@ -274,9 +278,11 @@ class DoomLoop(BaseEvent):
     id: str = field(default="", kw_only=True)
     call_id: str = field(default="", kw_only=True)
     allowed: bool = field(default=False, repr=False)
+    is_answered: bool = field(default=False, repr=False)
 
     def reply(self, allow: bool) -> None:
         self.allowed = allow
+        self.is_answered = True
 
 
 RunEvent: TypeAlias = RunStart | RunEnd | StepStart | StepEnd | Status | Retry | Compacted | Notice

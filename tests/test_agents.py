@@ -9,8 +9,8 @@ import pytest
 from coder.agent.profiles import BUILT_IN, AgentSpec, choices, load_agents
 from coder.agent.titles import BEGINNING, LONGEST, Titler
 from coder.ai import ChatModel
-from coder.cli.app import TOOLS
 from coder.devtools.scripted import Reply, ScriptedServer
+from coder.parts import TOOLS
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule
 from tests.harness import serve

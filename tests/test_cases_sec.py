@@ -20,11 +20,11 @@ import pytest
 from coder.agent.instructions import instructions
 from coder.agent.profiles import system_prompt
 from coder.ai import ChatModel
-from coder.cli.settings import SETTINGS, ConfigError, load
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.loop import run_loop
 from coder.permissions.permissions import Permissions
 from coder.permissions.redact import HIDDEN
+from coder.settings import SETTINGS, ConfigError, load
 from coder.tools.bash import bash
 from coder.tools.files import read as read_tool
 from coder.tools.files import write

@@ -377,7 +377,7 @@ def test_what_runs_no_model_imports_no_library(place: Place) -> None:
     libraries = {"openai", "httpx2", "httpx", "rich", "dotenv", "pydantic"}
     # Slow ones of Python's, where there is only a help to print; a list of sessions needs nothing that runs a model
     slow = {"dataclasses", "inspect", "json", "traceback", "coder.types"}
-    unused = {f"coder.{name}" for name in ("cli.app", "cli.commands", "toolset", "ai")}
+    unused = {f"coder.{name}" for name in ("session", "parts", "cli.commands", "toolset", "ai")}
     for words, others in ("--help", slow), ("sessions --all", unused):
         done = place.coder(*words.split(), python=traced, PYTHONIOENCODING="ascii")
         loaded = set(re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.M))
@@ -524,7 +524,7 @@ sys.setprofile(press)
 
 
 @pytest.mark.parametrize(
-    "moment", ["getsignal,", "main,coder.cli.main", "cb,coder.cli.app", "open_conversation,"]
+    "moment", ["getsignal,", "main,coder.cli.main", "cb,coder.session", "open_conversation,"]
 )
 def test_ctrl_c_during_the_start_ends_it_at_once_without_a_word(place: Place, moment: str) -> None:
     (place.home / "sitecustomize.py").write_text(PRESS)  # when this function is called

@@ -23,7 +23,6 @@ from coder.agent.pruning import in_order_of_use, outputs_of, prune
 from coder.agent.transcript import transcript
 from coder.agent.user_tools import todo
 from coder.ai import ChatModel
-from coder.cli.settings import keep_of
 from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer, events
 from coder.events import (
     Compacted,
@@ -38,6 +37,7 @@ from coder.events import (
 )
 from coder.history import convert_to_llm, repair, user
 from coder.loop import run_loop
+from coder.settings import keep_of
 from coder.tools.edit import edit
 from coder.tools.files import read
 from coder.toolset import Toolset

@@ -12,7 +12,8 @@ from typing import Any, get_args
 
 import pytest
 
-from coder.cli.settings import (
+from coder.providers.profiles import Price
+from coder.settings import (
     LEVELS,
     SETTINGS,
     ConfigError,
@@ -23,7 +24,6 @@ from coder.cli.settings import (
     load,
     window_of,
 )
-from coder.providers.profiles import Price
 from coder.types import Reasoning
 
 ROOT = Path(__file__).parents[1]

@@ -20,8 +20,8 @@ from coder.cli.attach import attach
 from coder.cli.input import edited
 from coder.cli.keys import Keys
 from coder.cli.questions import always_offers
-from coder.cli.repl import TypeAhead
 from coder.cli.screen import Screen
+from coder.cli.typeahead import TypeAhead
 from coder.devtools.scripted import Body, Reply
 from coder.events import PermissionAsked
 from coder.toolset import ToolContext

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from coder.cli.settings import SETTINGS, load
 from coder.devtools.scripted import Reply
 from coder.events import ToolEnd
 from coder.permissions.permissions import Permissions
@@ -23,6 +22,7 @@ from coder.permissions.redact import HIDDEN, Redaction, Redactor, without_secret
 from coder.permissions.rules import Rule, rules_of
 from coder.permissions.sanitize import escape_invisible, strip_controls
 from coder.permissions.shell import parse
+from coder.settings import SETTINGS, load
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch

@@ -23,10 +23,10 @@ import pytest
 from coder.agent.profiles import BUILT_IN, AgentSpec, choices
 from coder.agent.subagent import Equipment, Subagents
 from coder.ai import ChatModel
-from coder.cli.app import PATCHING, TOOLS
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import ToolEnd, ToolStart
 from coder.hooks import Hooks
+from coder.parts import PATCHING, TOOLS
 from coder.toolset import Tool, Toolset
 from coder.types import Limits
 from tests.harness import FAST, all_of, ask, assert_all_valid, contents

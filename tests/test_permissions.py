@@ -16,10 +16,10 @@ import pytest
 
 import coder.agent
 import coder.tools
+from coder import parts
 from coder.agent.profiles import BUILT_IN
 from coder.agent.subagent import Subagents
 from coder.agent.user_tools import ask_user
-from coder.cli import app
 from coder.devtools.scripted import Reply
 from coder.events import (
     DoomLoop,
@@ -575,7 +575,7 @@ def test_every_built_in_tool_declares_its_permission() -> None:
         for each in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             members = vars(importlib.import_module(each.name)).values()
             found |= {made.name: made for made in members if isinstance(made, Tool)}
-    assert {made.name for made in (*app.TOOLS, *app.PATCHING)} < {*found}
+    assert {made.name for made in (*parts.TOOLS, *parts.PATCHING)} < {*found}
     assert [name for name, made in found.items() if not made.permission] == []
     defaults = {made.permission: made.default for made in found.values()}
     allowed = ["read", "task", "todo", "ask_user"]

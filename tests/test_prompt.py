@@ -11,8 +11,8 @@ import pytest
 from coder.agent.instructions import LIMIT, FolderInstructions, instructions
 from coder.agent.profiles import BUILT_IN, choices, system_prompt
 from coder.agent.subagent import Subagents
-from coder.cli.app import PATCHING, TOOLS
 from coder.devtools.scripted import Reply
+from coder.parts import PATCHING, TOOLS
 from coder.permissions.sandbox import Sandbox
 from coder.tools.edit import edit
 from coder.tools.files import read

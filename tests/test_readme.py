@@ -23,7 +23,6 @@ from coder.cli.commands import Commands
 from coder.cli.main import SUBCOMMANDS, parser, run
 from coder.cli.one_shot import EXIT_CODES
 from coder.cli.process import INTERRUPTED, LIMIT, TRANSIENT, USAGE
-from coder.cli.settings import SETTINGS, load, window_of
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.extend.guard import command_hooks
 from coder.extend.mcp import expand
@@ -32,6 +31,7 @@ from coder.extend.prompt_files import read_prompt_file
 from coder.hooks import HOOK_NAMES
 from coder.permissions.rules import rules_of
 from coder.sessions.export import Format
+from coder.settings import SETTINGS, load, window_of
 
 ROOT = Path(__file__).parent.parent
 LOCAL = {"OPENAI_BASE_URL": "http://localhost:1/v1"}  # needs no key
@@ -95,12 +95,22 @@ def remember_ada(body: Body) -> Reply:
     return Reply("Ada." if "My name is Ada." in said else "Hello.")
 
 
+def write_hello(body: Body) -> Reply:
+    if "<beginning>" in last(body):
+        return Reply("A greeting")  # the title
+    if body["messages"][-1]["role"] == "user":
+        patch = "*** Begin Patch\n*** Add File: hello.txt\n+Hello.\n*** End Patch"
+        return Reply(calls=[("apply_patch", {"patch": patch})])
+    return Reply("Written.")
+
+
 # What the example contains -> the model that it talks to.
 MODELS: dict[str, Callable[[Body], Reply]] = {
     "RunEnd(text=text)": count_oslo,
     "Say hello.": lambda body: Reply("Hello."),
     "def steer(": count_both,
     "SessionStore(": remember_ada,
+    "Session.open(": write_hello,
     "def deploy(": lambda body: Reply("never asked"),
 }
 EXAMPLES = [
@@ -115,7 +125,10 @@ def test_an_example_prints_what_stands_below_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [(code, output)] = [each for each in EXAMPLES if name in each[0]]
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ws").mkdir()
+    monkeypatch.chdir(tmp_path / "ws")
+    for kind in ("CONFIG", "DATA"):
+        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind))
     with ScriptedServer(MODELS[name]) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "x")
@@ -160,7 +173,7 @@ def test_every_block_is_accepted_by_what_reads_it(tmp_path: Path) -> None:
             (tmp_path / "hooks.json").write_text(text)
             assert command_hooks(tmp_path / "hooks.json")
         elif "mcpServers" in data:
-            assert set(expand(data)["mcpServers"]) == {"git", "docs"}
+            assert set(expand(data, ROOT)["mcpServers"]) == {"git", "docs"}
         elif "edit" in data:
             assert rules_of(data, "a file")
         else:
@@ -276,7 +289,9 @@ def test_the_tables_of_commands_are_the_program() -> None:
     shown = {quoted(row[0])[0].split()[0].removeprefix("/") for row in rows("README.md", "command")}
     plugins = SimpleNamespace(commands=[])
     repl: Any = SimpleNamespace(
-        app=SimpleNamespace(plugins=plugins, prompt_files=None), conversation=None, screen=None
+        session=SimpleNamespace(parts=SimpleNamespace(plugins=plugins, prompt_files=None)),
+        conversation=None,
+        screen=None,
     )
     known = Commands(repl).table
     assert shown == set(known)

@@ -18,6 +18,10 @@ from pathlib import Path
 import pytest
 
 import coder
+import coder.events
+import coder.types
+from coder.events import BaseEvent
+from coder.types import CoderError
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "coder"
@@ -30,9 +34,17 @@ FILES = {
 # Imports point from right to left. What is in no folder is the core, except WORDS below it and TOP above all.
 LAYERS = [
     *("words", "providers", "core", "tools", "permissions", "agent", "sessions", "extend"),
-    *("devtools", "cli", "top"),
+    *("devtools", "session", "cli", "top"),
 ]
 WORDS = {"coder.types", "coder.events", "coder.abort"}
+SESSION = {
+    "coder.asynchronous",
+    "coder.crew",
+    "coder.parts",
+    "coder.questions",
+    "coder.session",
+    "coder.settings",
+}
 TOP = {"coder", "coder.__main__"}
 
 LIBRARIES = {"openai", "httpx2", "httpx", "dotenv", "rich", "markdown_it", "mcp"}
@@ -43,6 +55,8 @@ def layer(module: str) -> int:
         return LAYERS.index("top")
     if module in WORDS:
         return LAYERS.index("words")
+    if module in SESSION:
+        return LAYERS.index("session")
     _, folder, *inner = module.split(".")
     return LAYERS.index(folder if inner or folder in LAYERS else "core")
 
@@ -112,12 +126,12 @@ def test_there_is_no_circle_of_imports() -> None:
         for module in FILES
     }
     order = list(TopologicalSorter(graph).static_order())
-    assert order.index("coder.types") < order.index("coder.loop") < order.index("coder.cli.app")
+    assert order.index("coder.types") < order.index("coder.loop") < order.index("coder.session")
 
 
 def test_the_libraries_have_one_place_each_and_are_imported_late() -> None:
     assert importers_of("openai", "httpx") == {"coder.providers.openai_client"}
-    assert importers_of("dotenv") == {"coder.cli.settings"}
+    assert importers_of("dotenv") == {"coder.settings"}
     assert importers_of("mcp", "mcp_types") == {
         "coder.extend.mcp",
         "coder.extend.mcp_transport",
@@ -208,15 +222,28 @@ def test_importing_does_nothing_and_loads_no_library(tmp_path: Path) -> None:
 
 
 def test_type_checkers_see_the_same_names() -> None:
-    typed = [
-        alias.asname or alias.name
-        for node in ast.parse((PACKAGE / "__init__.py").read_text()).body
-        if isinstance(node, ast.If)
-        for each in ast.walk(node)
-        if isinstance(each, ast.ImportFrom)
-        for alias in each.names
-    ]
-    assert sorted(typed) == coder.__all__
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    typed = {
+        (alias.name, node.module)
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    homes = {
+        (name, f"coder.{home}") for home, names in coder.HOMES.items() for name in names.split()
+    }
+    assert typed == homes
+    assert sorted(name for name, _ in homes) == coder.__all__
+
+
+def test_every_event_and_every_error_is_public() -> None:
+    for module, base in ((coder.events, BaseEvent), (coder.types, CoderError)):
+        classes = {
+            each.__name__
+            for each in vars(module).values()
+            if isinstance(each, type) and issubclass(each, base)
+        }
+        assert classes - {*coder.__all__} == set()
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error_and_an_import_error() -> None:

@@ -8,20 +8,20 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from coder.cli.process import optional
-from coder.cli.settings import ConfigError
+from coder.settings import ConfigError, optional
 from coder.types import CoderError
 
 if TYPE_CHECKING:
-    from coder.cli.app import App
-    from coder.cli.conversation import Conversation
     from coder.cli.input import Keyboard
     from coder.cli.questions import Prompter
     from coder.cli.render import Renderer
     from coder.cli.screen import Screen
-    from coder.events import Event
+    from coder.events import Events
     from coder.extend.plugins import Command as PluginCommand
     from coder.extend.prompt_files import PromptFile
+    from coder.session import Session
+    from coder.sessions.conversation import Conversation
+    from coder.types import T
 
 Entries = list[str]  # what a command wants to be done as if it had been entered
 Words = Callable[[Any], Iterable[str]]  # what can follow a command of this CommandTable
@@ -35,14 +35,14 @@ def no_words(table: CommandTable) -> Sequence[str]:
 class Host(Protocol):
     """The session at the prompt, as its commands use it."""
 
-    app: App
+    session: Session
     conversation: Conversation
     screen: Screen
     render: Renderer
     prompter: Prompter
     keyboard: Keyboard
 
-    def show(self, event: Event) -> None: ...
+    def follow(self, events: Events[T]) -> T: ...
 
     def replay(self) -> None: ...
 
@@ -75,22 +75,26 @@ class CommandTable:
 
     def __init__(self, repl: Host) -> None:
         self.repl = repl
-        self.app = repl.app
+        self.session = repl.session
         self.screen = repl.screen
         self.conversation = repl.conversation
         self.table = dict(COMMANDS)
         added: dict[str, Command] = {}
-        for file in self.app.prompt_files.commands.values() if self.app.prompt_files else ():
+        for file in (
+            self.session.parts.prompt_files.commands.values()
+            if self.session.parts.prompt_files
+            else ()
+        ):
             about = f"{file.description} (this project)" if file.digest else file.description
             added[file.name] = Command(about, partial(CommandTable._run_file, file=file))
             if file.name in PROMPTS:
                 del self.table[file.name]
-        for plugin in self.app.plugins.commands if self.app.plugins else ():
+        for plugin in self.session.parts.plugins.commands if self.session.parts.plugins else ():
             added[plugin.name] = Command(
                 plugin.help, partial(CommandTable._run_plugin, plugin=plugin)
             )
         for name in added.keys() & {*self.table, *ALIASES}:
-            self.app.notices.append(f"The added command /{name} is ignored: the name is taken.")
+            self.session.notices.append(f"The added command /{name} is ignored: the name is taken.")
             del added[name]
         self.table |= added
 
@@ -151,12 +155,12 @@ class CommandTable:
 
     def trust(self, files: Sequence[PromptFile]) -> bool:
         """Ask whether these of the project may instruct the model, if there are any."""
-        prompt_files = self.app.prompt_files
+        prompt_files = self.session.parts.prompt_files
         if not prompt_files or not files:
             return False
         allowed = self.repl.prompter.ask_trust(prompt_files, files)
         if allowed:
-            self.app.set_prompt()
+            self.session.crew.set_prompt()
         return allowed
 
 

@@ -13,16 +13,17 @@ from typing import cast, get_args
 
 from coder.cli import wording
 from coder.cli.command_table import CommandTable, Entries, command
-from coder.cli.conversation import write_new
+from coder.cli.export import export, write_new
 from coder.cli.input import Leave
 from coder.cli.keys import silent_keys
-from coder.cli.process import defer_sigint, needed
+from coder.cli.process import defer_sigint
 from coder.cli.questions import exact_diff
 from coder.cli.text_rows import one_line
 from coder.cli.wording import by_number, count, first_of, plural, session_line, tokens, words_of
 from coder.history import text_of
 from coder.providers.errors import happened
 from coder.sessions.snapshots import UndoResult
+from coder.settings import needed
 from coder.types import Aborted, Message, ModelError, Reasoning
 
 
@@ -42,7 +43,7 @@ class Commands(CommandTable):
 
     @command("new reset clear", "begin a new conversation; this one is kept (also /clear)")
     def new(self, argument: str) -> None:
-        self.conversation.begin()
+        self.session.begin()
         self.note("A new conversation.")
 
     def _titles(self) -> list[str]:
@@ -63,7 +64,7 @@ class Commands(CommandTable):
         else:
             self.note("There is no older conversation in this folder.")
         if argument:
-            self.conversation.resume(argument)
+            self.session.resume(argument)
             self.screen.line()
             self.repl.replay()
 
@@ -89,16 +90,15 @@ class Commands(CommandTable):
     def model(self, argument: str) -> None:
         name = self._find_model(argument)
         if name:
-            self.app.chosen = name  # also for agents that have none of their own
-            self.app.use(self.app.chat_model(name))
-        self.screen.line(f"{self.app.model.name} at {self.app.settings.host}")
+            self.session.use(model=name)
+        self.screen.line(f"{self.session.model.name} at {self.session.settings.host}")
 
     def _find_model(self, wanted: str) -> str:
         """The model with this name or a part of it; if several fit, the user chooses. "": none."""
         names = self._models(wanted, self.note)
         fitting = [name for name in names if wanted.lower() in name.lower()]
         if len(fitting) > 1 and wanted not in names:
-            marks = {self.app.model.name: "*"}
+            marks = {self.session.model.name: "*"}
             rows = [(f"{marks.get(name, ' ')} {name}", "") for name in fitting]
             chosen = self.repl.prompter.choose(fitting, rows, "number or name: ")
             return self._find_model(chosen) if chosen else ""  # a part of a name will do here, too
@@ -114,48 +114,50 @@ class Commands(CommandTable):
         from coder.cli.models import models_of  # late: for this command only
 
         try:
-            return models_of(self.app.model.endpoint, near)
+            return models_of(self.session.model.endpoint, near)
         except ModelError as error:
             report(f"The server does not list its models: {happened(error)}.")
             return []
 
     @command(
-        "agent", "show or change the agent: /agent [NAME]", words=lambda table: table.app.primary
+        "agent",
+        "show or change the agent: /agent [NAME]",
+        words=lambda table: table.session.parts.primary,
     )
     def agent(self, argument: str) -> None:
-        agents = self.app.primary
+        agents = self.session.parts.primary
         if argument in agents:
-            self.app.work_as(argument)
-            self.note(f"Agent {argument}: {self.app.spec.description}.")
+            self.session.use(agent=argument)
+            self.note(f"Agent {argument}: {self.session.spec.description}.")
         elif argument:
             self.warn(f"There is no agent {argument}; known: {', '.join(agents)}.")
         else:
             for name, spec in agents.items():
-                mark = "*" if name == self.app.spec.name else " "
+                mark = "*" if name == self.session.spec.name else " "
                 self.screen.line(spec.description, head=f"{mark} {name:<12} ")
 
     @command("plan", "read and plan only; again: back to work")
     def plan(self, argument: str) -> Entries:
         """Between plan and build; what follows the word is entered."""
-        self.agent("build" if self.app.spec.name == "plan" and not argument else "plan")
+        self.agent("build" if self.session.spec.name == "plan" and not argument else "plan")
         return [argument] if argument else []
 
     @command("mode", "the next of build, plan and yolo (also Shift+Tab)")
     def mode(self, argument: str) -> None:
         """The prompt shows it."""
-        permissions = self.app.permissions
-        if self.app.spec.name == "plan":
+        permissions = self.session.permissions
+        if self.session.spec.name == "plan":
             permissions.yolo = not permissions.yolo
-            self.app.work_as("build")
+            self.session.use(agent="build")
         elif permissions.yolo:
             permissions.yolo = False
-            self.app.work_as("build")
+            self.session.use(agent="build")
         else:
-            self.app.work_as("plan")
+            self.session.use(agent="plan")
 
     @command("permissions", "list all permission rules")
     def permissions(self, argument: str) -> None:
-        active = self.app.permissions
+        active = self.session.permissions
         rules = active.rules + active.agent + active.flags + active.workspace + active.memory
         self.screen.line(wording.RULES)
         for rule in rules:
@@ -167,7 +169,7 @@ class Commands(CommandTable):
 
     @command("yolo", "answer all questions with yes; again: ask")
     def yolo(self, argument: str) -> None:
-        permissions = self.app.permissions
+        permissions = self.session.permissions
         permissions.yolo = not permissions.yolo
         off = "Commands and edits are no longer asked about; /yolo turns that off."
         self.warn(off if permissions.yolo else "Asking again.")
@@ -182,7 +184,7 @@ class Commands(CommandTable):
     def reasoning(self, argument: str) -> None:
         levels = get_args(Reasoning)
         word = argument.lower()
-        state = self.app.agent.state
+        state = self.session.agent.state
         if word in levels:
             state.reasoning = cast(Reasoning, word)
         elif word in ("show", "hide"):
@@ -195,15 +197,19 @@ class Commands(CommandTable):
 
     @command("tools", "list the model's tools")
     def tools(self, argument: str) -> None:
-        for tool in self.app.agent.state.tools.tools.values():
+        for tool in self.session.agent.state.tools.tools.values():
             self.screen.line(one_line(tool.description, 200), head=f"  {tool.name:<12} ")
-        pending = self.app.servers.pending() if self.app.servers else []
+        pending = self.session.parts.servers.pending() if self.session.parts.servers else []
         if pending:
             self.note(f"MCP servers not in this list yet: {', '.join(pending)}.")
 
     @command("skills", "list the skills; asks about those of this project that are not used")
     def skills(self, argument: str) -> None:
-        skills = list(self.app.prompt_files.skills.values()) if self.app.prompt_files else []
+        skills = (
+            list(self.session.parts.prompt_files.skills.values())
+            if self.session.parts.prompt_files
+            else []
+        )
         for skill in skills:
             unused = "" if skill.answer == "yes" else " (not used)"
             self.screen.line(skill.description + unused, head=f"  {skill.name:<12} ")
@@ -213,18 +219,18 @@ class Commands(CommandTable):
 
     @command("tokens cost context", "tokens used, and how full the context is")
     def tokens(self, argument: str) -> None:
-        used = count(self.app.newest.input + self.app.newest.output)
-        window = count(self.app.model.context_window)
-        messages = plural(len(self.app.agent.messages), "message")
-        share = f"{100 * self.app.context_used:.0f} %"
-        self.screen.line(f"this session: {tokens(self.app.usage)}")
+        used = count(self.session.newest.input + self.session.newest.output)
+        window = count(self.session.model.context_window)
+        messages = plural(len(self.session.messages), "message")
+        share = f"{100 * self.session.context_used:.0f} %"
+        self.screen.line(f"this session: {tokens(self.session.usage)}")
         self.screen.line(f"context: {used} of {window} tokens ({share}), {messages}")
 
     @command("summary", "tell what happened in this conversation")
     def summary(self, argument: str) -> None:
         text = ""
         with contextlib.suppress(Aborted, KeyboardInterrupt), silent_keys():
-            text = self.app.sum_up(self.repl.show)
+            text = self.repl.follow(self.session.sum_up())
         self.repl.render.pause()
         self.screen.line(text or "There is no summary.")
 
@@ -232,7 +238,7 @@ class Commands(CommandTable):
     def compact(self, argument: str) -> None:
         stopped = True
         with contextlib.suppress(Aborted, KeyboardInterrupt), silent_keys():
-            self.app.compact(argument, self.repl.show)
+            self.repl.follow(self.session.compact(argument))
             stopped = False
         self.repl.render.pause()
         if stopped:
@@ -267,7 +273,7 @@ class Commands(CommandTable):
     def _entries(self) -> list[str]:
         """What began the runs that can be undone, the newest first; "" if it is gone."""
         said: dict[object, Message] = {}  # by its time
-        for message in self.app.agent.messages:
+        for message in self.session.messages:
             said[message.get("meta", {}).get("timestamp")] = message
         runs = self.conversation.snapshots.runs
         messages = [said.get(run.message, {}) for run in reversed(runs)]
@@ -293,7 +299,7 @@ class Commands(CommandTable):
         Returns the run's prompt."""
         result = UndoResult(problem="Nothing was done.")
         with contextlib.suppress(KeyboardInterrupt), silent_keys(), defer_sigint():
-            result = how(self.app.agent.messages)
+            result = how(self.session.messages)
             self.conversation.settle()
         if result.problem:
             self.warn(result.problem)
@@ -356,7 +362,7 @@ class Commands(CommandTable):
             self.warn(f"{nothing}; /copy FILE writes a file.")
 
     def _last_answer(self) -> str:
-        for message in reversed(self.app.agent.messages):
+        for message in reversed(self.session.messages):
             text = text_of(message).strip()
             if message["role"] == "assistant" and text:
                 return text
@@ -364,7 +370,8 @@ class Commands(CommandTable):
 
     @command("export", "write the conversation to a file: /export [FILE.md|.html|.json]")
     def export(self, argument: str) -> None:
-        self.screen.line(f"Written to {self.conversation.export(argument)}.")
+        path = export(self.conversation, self.session.settings, argument)
+        self.screen.line(f"Written to {path}.")
 
     @command("editor", "write the entry in $VISUAL or $EDITOR (also Ctrl+G)")
     def editor(self, argument: str) -> Entries:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from coder import __version__
 from coder.cli import process
-from coder.cli.settings import (
+from coder.permissions.sanitize import strip_controls
+from coder.settings import (
     SETTINGS,
     ConfigError,
     Missing,
@@ -27,15 +28,17 @@ from coder.cli.settings import (
     data_folder,
     field_of,
     load,
+    needed,
+    optional,
     program,
     value_of,
 )
-from coder.permissions.sanitize import strip_controls
 from coder.tools.secrets import clean_path
 
 if TYPE_CHECKING:
     from coder.cli.repl import Repl
     from coder.cli.screen import Screen
+    from coder.session import Session
 
 SUBCOMMANDS = ("config", "demo", "export", "sessions", "trace")
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
@@ -74,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
         check_clock()
         if argv and argv[0] in SUBCOMMANDS:
             enter(".")
-            return int(getattr(process.needed("coder.cli.subcommands", argv[0]), argv[0])(argv[1:]))
+            return int(getattr(needed("coder.cli.subcommands", argv[0]), argv[0])(argv[1:]))
         at = [*argv, "--"].index("--")  # argparse loses words behind it
         arguments = parser().parse_intermixed_args(argv[:at])
         arguments.prompt += argv[at + 1 :]
@@ -93,7 +96,8 @@ def run(argv: Sequence[str]) -> int:
                 return open_prompt(settings, arguments, prompt)
             from coder.cli.one_shot import one_shot
 
-            return one_shot(settings, arguments, prompt)
+            process.raise_on_sigint()
+            return one_shot(open_session(settings, arguments), arguments, prompt)
     except Exception as error:
         from coder.types import CoderError  # late: 6 ms
 
@@ -101,6 +105,47 @@ def run(argv: Sequence[str]) -> int:
             raise
         sys.stderr.write(f"coder: {strip_controls(str(error))}\n")
         return process.USAGE
+
+
+def open_session(settings: Settings, arguments: argparse.Namespace) -> Session:
+    """The session that the flags want. Raises ConfigError and CoderError."""
+    from coder.session import Session
+    from coder.tools.processes import adopt_orphans
+
+    resume = arguments.resume or arguments.continue_
+    if resume and arguments.no_session:
+        flag = "-r" if arguments.resume else "-c"
+        raise ConfigError(f"--no-session and {flag} cannot be used together")
+    # For the whole process, which no other program shares
+    adopt_orphans()
+    redaction = optional("coder.permissions.redact")
+    if redaction:
+        redaction.redact_logs(redaction.Redactor(*settings.keys))
+    mcp_file = config_folder() / "mcp.json"
+    servers = None
+    if mcp_file.exists():
+        servers = needed("coder.extend.mcp", str(mcp_file)).start(mcp_file, Path.cwd())
+        process.at_end.append(servers.close)
+    session = Session.open(
+        Path.cwd(),
+        agent=arguments.agent or "",
+        resume=resume or "",
+        rules=arguments.rules or (),
+        ask=arguments.can_ask,
+        yolo=arguments.yolo,
+        keep=not arguments.no_session,
+        one_task=arguments.one_task,
+        compaction=not arguments.no_compaction,
+        servers=servers,
+        system=arguments.system_prompt or "",
+        append_system=arguments.append_system_prompt or "",
+        settings=settings,
+        trace=arguments.trace,
+    )
+    names = ", ".join(f"{path} (image)" for path, _ in arguments.image or ())
+    if names:
+        session.notices.append(f"attached: {names}")
+    return session
 
 
 def check_clock() -> None:
@@ -136,7 +181,7 @@ def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
     """While inside, a scripted model is served, and the folder is a scratch copy of the broken project; its prompt."""
     from coder.cli.screen import Screen
 
-    demo = process.needed("coder.devtools.demo", "--demo")
+    demo = needed("coder.devtools.demo", "--demo")
     os.chdir(folder := demo.scratch_project())
     screen = Screen(sys.stderr)
     screen.line(
@@ -186,8 +231,9 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
         # Until it is in the list: a second one could not open the conversation
         with process.defer_sigint():
             if not repls:
-                module = process.needed("coder.cli.repl", "the session at the prompt")
-                repls.append(module.Repl(settings, arguments, screen, keyboard))
+                module = needed("coder.cli.repl", "the session at the prompt")
+                opened = open_session(settings, arguments)
+                repls.append(module.Repl(opened, arguments, screen, keyboard))
         return repls[0]
 
     keyboard.candidates = lambda before, word: session().commands.complete(before, word)
@@ -237,10 +283,10 @@ def _load_behind() -> None:
 
     def import_all() -> None:
         path = config_folder() / "mcp.json"
-        if path.exists() and (mcp := process.optional("coder.extend.mcp")):
-            mcp.start(path)  # its programs start meanwhile
+        if path.exists() and (mcp := optional("coder.extend.mcp")):
+            mcp.start(path, Path.cwd())  # its programs start meanwhile
         for name in ("rich.cells", "coder.cli.repl"):
-            process.optional(name)
+            optional(name)
 
     behind = threading.Timer(AFTER_PROMPT, import_all)
     behind.daemon = True
@@ -251,7 +297,7 @@ def _load_behind() -> None:
 
 
 def read_rule(action: str, text: str) -> object:
-    return process.needed("coder.permissions.rules", "a rule").rule_of(text, action)
+    return needed("coder.permissions.rules", "a rule").rule_of(text, action)
 
 
 def check_flag(name: str, flag: str, text: str) -> str:
@@ -264,7 +310,7 @@ def check_flag(name: str, flag: str, text: str) -> str:
 def open_trace(path: str) -> object:
     """The file of --trace. Raises ConfigError."""
     try:
-        return process.needed("coder.devtools.trace", "--trace").Trace(path)
+        return needed("coder.devtools.trace", "--trace").Trace(path)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"--trace {path}: {why}") from None
@@ -308,7 +354,7 @@ FURTHER: dict[str, dict[str, Any]] = {
     "--output-format": {"choices": ("text", "json", "stream-json"), "default": "text"},
     "--image": {
         "action": "append",
-        "type": lambda path: (path, process.needed("coder.cli.attach", "--image").image(path)),
+        "type": lambda path: (path, needed("coder.cli.attach", "--image").image(path)),
     },
     "--trace": {"type": open_trace},
     "--version": {"action": "version", "version": f"coder {__version__}"},

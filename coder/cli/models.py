@@ -19,7 +19,10 @@ from pathlib import Path
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.cli.process import USAGE
-from coder.cli.settings import (
+from coder.cli.wording import by_number, first_of
+from coder.providers.endpoint import Endpoint
+from coder.providers.errors import explain
+from coder.settings import (
     FOLDER,
     ConfigError,
     Missing,
@@ -32,9 +35,6 @@ from coder.cli.settings import (
     read_sources,
     server_place,
 )
-from coder.cli.wording import by_number, first_of
-from coder.providers.endpoint import Endpoint
-from coder.providers.errors import explain
 from coder.tools.workspace import make_private
 from coder.types import CoderError, ModelError
 

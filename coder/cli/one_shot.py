@@ -9,21 +9,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from itertools import takewhile
-from typing import Any, get_args
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, get_args
 
 from coder import __version__
 from coder.cli import process
-from coder.cli.app import App, Show
 from coder.cli.screen import Screen
-from coder.cli.settings import ConfigError, Settings, data_folder, program
 from coder.cli.wording import FULL, LIMITS, error_text, has_cut_answer, is_full, why_stopped
 from coder.events import Event, MessageEnd, RunEnd, RunStart
 from coder.history import text_of
 from coder.permissions.sanitize import strip_controls
 from coder.providers.text import is_loopback
-from coder.types import Message, RunResult, Transient
+from coder.session import Session
+from coder.settings import data_folder, program
+from coder.types import Message, ModelError, RunResult, Transient
+
+if TYPE_CHECKING:
+    from coder.cli.render import Renderer
 
 EXIT_CODES = {
     "stop": 0,
@@ -31,144 +33,241 @@ EXIT_CODES = {
     "content_filter": 1,
     "aborted": process.INTERRUPTED,
 }  # others: process.LIMIT
+Show = Callable[[Event], None]
 
 
-def one_shot(settings: Settings, arguments: argparse.Namespace, prompt: str) -> int:
+def one_shot(session: Session, arguments: argparse.Namespace, prompt: str) -> int:
     """Run one task; returns the exit code. Raises ConfigError."""
-    process.raise_on_sigint()
-    app = App(settings, arguments)
-    if settings.base_url and not (arguments.quiet or is_loopback(settings.base_url)):
-        sys.stderr.write(strip_controls(f"{app.model.name} at {settings.host}\n"))
-    if skills := app.prompt_files and app.prompt_files.unanswered():
-        names = ", ".join(each.name for each in skills)
-        notice = "Skills of this project that a session has to ask about first"
-        app.notices.append(f"{notice}: {names}.")
-    name, wanted = "coder.cli.conversation", arguments.resume or arguments.continue_
-    module = process.needed(name, "-c and -r") if wanted else process.optional(name)
-    conversation = module and module.open_conversation(app, one_task=True)
+    report_start(session, arguments.quiet)
     process.collect_garbage()
-    session_id = (conversation and conversation.session_id) or None
-    one_terminal = sys.stdout.isatty() and sys.stderr.isatty()
-    screen = Screen(sys.stdout if one_terminal else sys.stderr)
+    interrupts = process.Interrupts()
+    screen = screen_of_progress()
+    session_id = session.id if session.is_kept else None
+    progress = make_progress(session, arguments, screen, interrupts)
+    show = progress
+    if arguments.output_format != "text":
+        show = Printer(session, session_id, arguments.output_format, progress)
     try:
-        show = show_events(app, screen, session_id)
-        result = app.follow(app.stream(fill(app, prompt)), show)
+        images = [image for _, image in arguments.image or ()]
+        run = session.prompt(session.parts.fill(prompt), images)
+        result = interrupts.follow(run, session.agent.token, show)
+        if arguments.quiet:  # otherwise progress has done so
+            advise(session, result.error)
         code = finish(arguments, result)
         if session_id and not arguments.quiet:
             show_way_on(screen, result, session_id)
-        if conversation:
-            conversation.settle()
-        return code or int(bool(conversation and conversation.recorder.problem))
+        session.settle()  # again: a signal may have broken it off
+        was_lost = session_id is not None and not session.is_kept
+        return code or int(was_lost)
     finally:
         screen.status()
         screen.finish_line()
-        if conversation:
-            conversation.close()
-        for text in app.left_behind():
+        session.notices.clear()  # shown, or of no use any more
+        session.close()
+        for text in session.notices:
             sys.stderr.write(f"{strip_controls(text)}\n")
 
 
-def fill(app: App, prompt: str) -> str:
-    """A prompt that is /review or a command of a file, such as "/review HEAD", as its text. Raises ConfigError."""
-    line, _, more = prompt.partition("\n")  # such as stdin
-    name, *words = line.split(maxsplit=1) if line.startswith("/") else [""]
-    file = app.prompt_files and app.prompt_files.commands.get(name[1:])
-    if file and file.answer != "yes":
-        raise ConfigError(f"{name} is this project's: a session has to ask about it first")
-    if file:
-        return f"{file.filled(''.join(words))}\n{more}".strip()
-    if name == "/review":
-        review = process.needed("coder.agent.instructions", "/review").review
-        return f"{review(''.join(words))}\n{more}".strip()
-    return prompt
+def report_start(session: Session, is_quiet: bool) -> None:
+    """Say where the task goes to, and which skills are not used."""
+    url = session.settings.base_url
+    if url and not is_quiet and not is_loopback(url):
+        place = f"{session.model.name} at {session.settings.host}"
+        sys.stderr.write(strip_controls(f"{place}\n"))
+    files = session.parts.prompt_files
+    skills = files.unanswered() if files else []
+    if skills:
+        names = ", ".join(each.name for each in skills)
+        notice = "Skills of this project that a session has to ask about first"
+        session.notices.append(f"{notice}: {names}.")
 
 
-def show_events(app: App, screen: Screen, session_id: str | None) -> Show:
-    """What shows an event, as the flags want it."""
-    start: dict[str, Any] = {"session_id": session_id, "model": app.model.name}
-    start |= {"cwd": str(app.cwd), "version": __version__}
-    form = app.arguments.output_format
-    quiet = app.arguments.quiet or form == "stream-json"
-    progress = (lambda event: None) if quiet else show_progress(app, screen)
+# ---- what is shown -------------------------------------------------------------------------------
 
-    def show(event: Event) -> None:
-        progress(event)
-        if form == "stream-json":
-            fields = event.to_dict() | (start if isinstance(event, RunStart) else {})
-        elif isinstance(event, RunEnd):
-            fields = {name: value for name, value in event.to_dict().items() if name != "type"}
-            fields |= {"session_id": session_id, "messages": app.agent.messages}
+
+def screen_of_progress() -> Screen:
+    """Stderr; on a terminal with both, the one screen that the answer has, too."""
+    one_terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    return Screen(sys.stdout if one_terminal else sys.stderr)
+
+
+def make_progress(
+    session: Session,
+    arguments: argparse.Namespace,
+    screen: Screen,
+    interrupts: process.Interrupts,
+) -> Show:
+    """What shows progress, and asks the questions of the run."""
+    if arguments.quiet or arguments.output_format == "stream-json":
+        return show_nothing
+    from coder.cli.render import Renderer  # late: with -q there is nothing to show
+
+    answers = None
+    if arguments.output_format == "text" and sys.stdout.isatty():
+        answers = screen if screen.stream is sys.stdout else Screen(sys.stdout)
+        answers.markdown = session.settings.markdown
+    render = Renderer(
+        screen,
+        answers,
+        verbose=arguments.verbose,
+        limits=(session.model.first_byte_timeout, session.model.idle_timeout),
+    )
+    ask: Show = show_nothing
+    if arguments.can_ask:
+        ask = make_prompter(render, interrupts)
+    return Progress(session, screen, render, ask, interrupts)
+
+
+def advise(session: Session, error: ModelError | None) -> None:
+    """If the server does not have the model, let the error name those that it has."""
+    if error and error.kind == "not_found":
+        from coder.cli.models import advise as name_models  # late: once
+
+        name_models(error, session.model, session.agent.token)
+
+
+def show_nothing(event: Event) -> None:
+    """With -q, or for a program."""
+
+
+def make_prompter(render: Renderer, interrupts: process.Interrupts) -> Show:
+    """What answers the questions of a run, from the terminal."""
+    from coder.cli.input import Keyboard
+    from coder.cli.questions import Prompter
+
+    keyboard = Keyboard(data_folder() / "history")
+    keyboard.stop_run = interrupts.escape
+    return Prompter(render, keyboard)
+
+
+class Progress:
+    """Shows what happens, on a terminal with the answer while it comes, and asks."""
+
+    def __init__(
+        self,
+        session: Session,
+        screen: Screen,
+        render: Renderer,
+        ask: Show,
+        interrupts: process.Interrupts,
+    ) -> None:
+        self.session = session
+        self.screen = screen
+        self.render = render
+        self.ask = ask
+        self.interrupts = interrupts
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, MessageEnd) and self.render.answers is None:
+            self._show_remark(event.message)
+        if isinstance(event, RunEnd):
+            advise(self.session, event.error)
+        if isinstance(event, RunEnd) and self.interrupts.ended:
+            self.screen.line("stopped by a signal", "dim")
         else:
+            self.render(event)
+        self.ask(event)
+
+    def _show_remark(self, message: Message) -> None:
+        """Show what the model says on the way to its answer."""
+        if message.get("tool_calls") and message["content"]:
+            self.screen.line(message["content"])
+
+
+class Printer:
+    """Prints a run for a program: each event as a line, or one object at the end."""
+
+    def __init__(
+        self,
+        session: Session,
+        session_id: str | None,
+        form: str,
+        progress: Show,
+    ) -> None:
+        self.session = session
+        self.session_id = session_id
+        self.is_stream = form == "stream-json"
+        self.progress = progress
+
+    def __call__(self, event: Event) -> None:
+        self.progress(event)
+        if not self.is_stream and not isinstance(event, RunEnd):
             return
-        if isinstance(event, RunEnd) and event.stop_reason == "aborted":
-            fields["text"] = answer_so_far(app.agent.messages) or event.text
+        fields = event.to_dict()
+        if isinstance(event, RunStart):
+            fields |= self._facts()
+        if isinstance(event, RunEnd):
+            if event.stop_reason == "aborted":
+                fields["text"] = answer_so_far(self.session.messages) or event.text
+            if not self.is_stream:
+                del fields["type"]
+                fields["session_id"] = self.session_id
+                fields["messages"] = self.session.messages
         # On a terminal with nothing in it that drives one
         print_line(json.dumps(fields, ensure_ascii=sys.stdout.isatty(), default=repr))
 
-    return progress if form == "text" else show
+    def _facts(self) -> dict[str, str | None]:
+        """What a program wants to know at the start."""
+        return {
+            "session_id": self.session_id,
+            "model": self.session.model.name,
+            "cwd": str(self.session.cwd),
+            "version": __version__,
+        }
 
 
-def show_progress(app: App, screen: Screen) -> Show:
-    """What shows progress on stderr, and on a terminal the answer while it comes."""
-    from coder.cli.render import Renderer  # late: with -q there is nothing to show
-
-    arguments = app.arguments
-    to_terminal = arguments.output_format == "text" and sys.stdout.isatty()
-    stdout = screen if screen.stream is sys.stdout else Screen(sys.stdout)
-    stdout.markdown = app.settings.markdown
-    answers = stdout if to_terminal else None
-    render = Renderer(screen, answers, verbose=arguments.verbose, limits=app.stalls)
-    ask = None
-    if arguments.can_ask:
-        from coder.cli.input import Keyboard
-        from coder.cli.questions import Prompter
-
-        keyboard = Keyboard(data_folder() / "history")
-        keyboard.stop_run = app.interrupts.escape
-        ask = Prompter(render, keyboard)
-
-    def show(event: Event) -> None:
-        message = event.message if isinstance(event, MessageEnd) and not to_terminal else {}
-        if message.get("tool_calls") and message["content"]:  # written on the way to the answer
-            screen.line(message["content"])
-        if isinstance(event, RunEnd) and app.interrupts.ended:
-            screen.line("stopped by a signal", "dim")
-        else:
-            render(event)
-        if ask:
-            ask(event)
-
-    return show
+# ---- the end -------------------------------------------------------------------------------------
 
 
 def finish(arguments: argparse.Namespace, result: RunResult) -> int:
-    """Print the answer where it was not shown, and with -q why there is none; returns the exit code."""
-    ended_well, to_terminal = result.stop_reason == "stop", sys.stdout.isatty()
+    """Print the answer if it was not shown, and with -q why there is none; returns the exit code."""
     if arguments.output_format == "text" and result.stop_reason != "aborted":
-        # The text of a run that did not end well may be the program's
-        answer = result.text if ended_well else answer_so_far(result.messages)
-        if answer and (arguments.quiet or not to_terminal):
-            print_line(strip_controls(answer) if to_terminal else answer)
-        if arguments.quiet and not ended_well:  # without progress, not without errors
-            why = why_stopped(result) if answer else result.text
-            if result.error and not has_cut_answer(result):
-                why = error_text(result.text, result.error)
-            sys.stderr.write(f"{why}\n")
-    if result.error and result.error.kind in get_args(Transient):
-        return process.TRANSIENT
-    if result.error and result.error.kind == "no_call":
-        return process.LIMIT
-    if ended_well and is_without_answer(result):
+        print_answer(result, arguments.quiet)
+    if result.stop_reason == "stop" and is_without_answer(result):
         sys.stderr.write("The model answered nothing.\n")
+        return process.LIMIT
+    return exit_code_of(result)
+
+
+def exit_code_of(result: RunResult) -> int:
+    kind = result.error.kind if result.error else ""
+    if kind in get_args(Transient):
+        return process.TRANSIENT
+    if kind == "no_call":
         return process.LIMIT
     return EXIT_CODES.get(result.stop_reason, process.LIMIT)
 
 
+def print_answer(result: RunResult, is_quiet: bool) -> None:
+    """Print what progress has not shown: the answer, and in place of progress why there is none."""
+    ended_well = result.stop_reason == "stop"
+    to_terminal = sys.stdout.isatty()
+    # The text of a run that did not end well may be the program's
+    answer = result.text if ended_well else answer_so_far(result.messages)
+    is_shown = to_terminal and not is_quiet
+    if answer and not is_shown:
+        print_line(strip_controls(answer) if to_terminal else answer)
+    if is_quiet and not ended_well:
+        why = reason_of(result, answer)
+        sys.stderr.write(f"{why}\n")
+
+
+def reason_of(result: RunResult, answer: str) -> str:
+    """Why a run did not end well."""
+    if result.error and not has_cut_answer(result):
+        return error_text(result.text, result.error)
+    return why_stopped(result) if answer else result.text
+
+
 def answer_so_far(messages: Sequence[Message]) -> str:
     """The newest text of the model's in the run that has ended; "" for none."""
-    run = takewhile(lambda each: each["role"] != "user", reversed(messages))
-    texts = (text_of(each) for each in run if each["role"] == "assistant")
-    return next(filter(None, texts), "")
+    for message in reversed(messages):
+        if message["role"] == "user":
+            break
+        text = text_of(message) if message["role"] == "assistant" else ""
+        if text:
+            return text
+    return ""
 
 
 def show_way_on(screen: Screen, result: RunResult, session_id: str) -> None:
@@ -185,6 +284,6 @@ def is_without_answer(result: RunResult) -> bool:
 
 
 def print_line(text: str) -> None:
-    """Print on stdout. Raises BrokenPipeError where it cannot be written; stderr has the reason (process.py)."""
+    """Print on stdout. Raises BrokenPipeError if it cannot be written; stderr has the reason (process.py)."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

@@ -28,11 +28,12 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from coder.cli.settings import ConfigError
 from coder.permissions.sanitize import strip_controls
 
 if TYPE_CHECKING:
     from coder.abort import Abort
+    from coder.events import Event, Events
+    from coder.types import T
 
 # Exit codes
 USAGE = 2
@@ -156,33 +157,11 @@ def _read_all(number: int, most: int) -> bytes:
     return data
 
 
-# ---- imports of modules that may be deleted ----------------------------------------------------
-
-
-def optional(name: str) -> Any:
-    """Import a module; None if it, or a module of this package that it imports, was deleted."""
-    try:
-        __import__(name)  # which -X importtime shows, unlike import_module
-        return sys.modules[name]
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "coder":
-            raise
-        return None
-
-
 def collect_garbage() -> None:
     """Collect it from now on, but never what was imported so far (`__main__.py` has switched the
     collector off)."""
     gc.freeze()
     gc.enable()
-
-
-def needed(name: str, purpose: str) -> Any:
-    """Import the module that `purpose`, which the user asked for, needs. Raises ConfigError."""
-    module = optional(name)
-    if module is None:
-        raise ConfigError(f"{purpose} is not available: {name} or a part of it was deleted")
-    return module
 
 
 # ---- Ctrl+C --------------------------------------------------------------------------------------
@@ -241,6 +220,17 @@ class Interrupts:
         leaves = self.presses > 1 and (is_stuck or not self.at_prompt)
         if leaves and begin_exit(128 + signal.SIGINT):
             raise KeyboardInterrupt
+
+    def follow(self, events: Events[T], abort: Abort, show: Callable[[Event], None]) -> T:
+        """Show the events of a run to the end; signals stop it. Raises KeyboardInterrupt."""
+        with self.stopping(abort), contextlib.closing(events):
+            while True:
+                try:  # by hand, without Returning: no frame more for each token
+                    event = next(events)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                show(event)
 
     def count(self, number: int, frame: FrameType | None) -> None:
         """Take a Ctrl+C that comes next to a run and must not break off what is done then."""

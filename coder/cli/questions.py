@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coder.cli.diff import diff_rows
@@ -15,7 +14,7 @@ from coder.cli.input import Keyboard
 from coder.cli.render import Renderer
 from coder.cli.text_rows import Parts, cell_count, one_line, wrap
 from coder.cli.wording import by_number
-from coder.events import DoomLoop, Event, Nested, PermissionAsked, QuestionAsked
+from coder.events import DoomLoop, Event, PermissionAsked, QuestionAsked, innermost
 from coder.permissions.rules import KINDS
 from coder.permissions.sanitize import escape_invisible, is_invisible
 from coder.permissions.shell import parse
@@ -33,55 +32,63 @@ HEADINGS = {
 # What the key for "always" means, where it is more than the very same once more
 EXACTLY = {"mcp": "this tool", "edit": "this file", "read": "this file"}
 ANSWERS = {"yes": "y", "always": "a", "pattern": "p", "no": "n"}
+TRUST = {"y": "yes", "n": "no"}  # others: later
 # Programs whose first word is a command of theirs
 WITH_COMMANDS = {"cargo", "git", "go", "npm", "pip", "pnpm", "uv", "yarn"}
 MAX_CHOICES = 12
-MAX_ROWS, MAX_CHARACTERS = 40, 4000  # shown of all files that ask for trust together
+MAX_ROWS = 40  # shown of all files together that ask for trust
+MAX_CHARACTERS = 4000
 
 
 def exact_diff(changes: str) -> list[Parts]:
     """All of a diff, with its styles, and with what cannot be seen made visible."""
-    return [[("  ", ""), *row] for row in diff_rows(changes, escape_invisible)]
+    indent = "  ", ""
+    rows = diff_rows(changes, escape_invisible)
+    return [[indent, *row] for row in rows]
+
+
+def key_of(answer: str) -> str:
+    """The key that an answer means, if it is one or its word."""
+    word = answer.lower()
+    return ANSWERS.get(word, word)
 
 
 class Prompter:
     """Answer the events that ask, from the terminal."""
 
     def __init__(self, render: Renderer, keyboard: Keyboard) -> None:
-        self.render, self.screen, self.keyboard = render, render.screen, keyboard
+        self.render = render
+        self.screen = render.screen
+        self.keyboard = keyboard
+
+    def __call__(self, event: Event) -> None:
+        name = self.render.name_of(event)
+        asks = f"{name} asks: " if name else ""
+        question = innermost(event)
+        if isinstance(question, PermissionAsked):
+            self._ask_permission(question, asks)
+        elif isinstance(question, DoomLoop):
+            self._ask_to_repeat(question, asks)
+        elif isinstance(question, QuestionAsked):
+            self._ask_for_model(question, asks)
 
     def choose(self, values: Sequence[str], rows: Iterable[tuple[str, str]], question: str) -> str:
         """The value whose number is entered, or what is entered. `rows`: of each a row, and what stands below it."""
         width = self.screen.width - 1
         # The first row stays on the screen, above two rows for each, and the question
-        most = max(1, min(MAX_CHOICES, shutil.get_terminal_size().lines // 2 - 2))
+        room = shutil.get_terminal_size().lines // 2 - 2
+        most = max(1, min(MAX_CHOICES, room))
         for number, (row, below) in enumerate(islice(rows, most), 1):
-            self.screen.line(one_line(f"{number:>3}  {row}", width))
+            text = one_line(f"{number:>3}  {row}", width)
+            self.screen.line(text)
             if below:
-                self.screen.line(one_line(f"     {below}", width), "dim")
-        if values[most:]:
-            self.screen.line(f"     and {len(values) - most} more", "dim")
-        return by_number(values, str(self.keyboard.answer(question, words=question)))
-
-    def __call__(self, event: Event) -> None:
-        name = self.render.name_of(event)
-        asks = f"{name} asks: " if name else ""
-        while isinstance(event, Nested):
-            event = event.event
-        match event:
-            case PermissionAsked():
-                self._ask_permission(event, asks)
-            case DoomLoop():
-                repeated = f"{event.name} was called {event.count} times with the same arguments."
-                self.screen.line(f"{asks}{repeated}", "yellow")
-                answer = self.keyboard.answer("Run it again? [y/N] ", "yn")
-                event.reply(answer.lower() in ("y", "yes"))
-            case QuestionAsked(options=options):
-                self.screen.line(f"{asks}{event.question}", "bold")
-                for number, option in enumerate(options, 1):
-                    self.screen.line(f"  {number}. {option}")
-                keys = "123456789"[: len(options)] if len(options) < 10 else ""
-                event.reply(by_number(options, self.keyboard.answer("answer: ", keys, "answer: ")))
+                text = one_line(f"     {below}", width)
+                self.screen.line(text, "dim")
+        more = len(values) - most
+        if more > 0:
+            self.screen.line(f"     and {more} more", "dim")
+        answer = self.keyboard.answer(question, words=question)
+        return by_number(values, answer)
 
     def ask_plan(self) -> str:
         """Ask about the plan that stands above: "yes", "" for not now, or what to change in it.
@@ -89,106 +96,185 @@ class Prompter:
         It takes a line, no single key: what one says about a plan may begin with any letter.
         """
         question = "Go on with this plan? "
-        prompt = wrap(f"{question}yes, no, or what to\xa0change:\xa0", self.screen.width - 1)
-        answer = self.keyboard.answer(prompt.replace("\xa0", " "), words=question)
-        word = ANSWERS.get(answer.lower(), answer.lower())
-        return {"y": "yes", "n": ""}.get(word, answer)
+        prompt = self._wrap(f"{question}yes, no, or what to\xa0change:\xa0")
+        answer = self.keyboard.answer(prompt, words=question)
+        key = key_of(answer)
+        if key == "y":
+            return "yes"
+        return "" if key == "n" else answer
+
+    def _wrap(self, prompt: str) -> str:
+        """A prompt in rows of the screen; what a hard blank joins stays together."""
+        rows = wrap(prompt, self.screen.width - 1)
+        return rows.replace("\xa0", " ")
+
+    # -- of a run
+
+    def _ask_to_repeat(self, question: DoomLoop, asks: str) -> None:
+        repeated = f"{question.name} was called {question.count} times with the same arguments."
+        self.screen.line(f"{asks}{repeated}", "yellow")
+        answer = self.keyboard.answer("Run it again? [y/N] ", "yn")
+        question.reply(key_of(answer) == "y")
+
+    def _ask_for_model(self, question: QuestionAsked, asks: str) -> None:
+        options = question.options
+        self.screen.line(f"{asks}{question.question}", "bold")
+        for number, option in enumerate(options, 1):
+            self.screen.line(f"  {number}. {option}")
+        keys = ""
+        if len(options) < 10:
+            keys = "123456789"[: len(options)]
+        answer = self.keyboard.answer("answer: ", keys, "answer: ")
+        question.reply(by_number(options, answer))
+
+    def _ask_permission(self, question: PermissionAsked, asks: str) -> None:
+        """Show all of it, what is to be done directly above the answer, and reply."""
+        permission = question.permission
+        heading = HEADINGS.get(permission, f"Allow {permission}?")
+        self._show_permission(question, f"{asks}{heading}")
+        always = always_offers(question)
+        offers = [f"[{key}]{text}, " for key, (text, _) in always.items()]
+        prompt = self._wrap(f"[y]es, {''.join(offers)}[n]o, or\xa0why\xa0not:\xa0")
+        keys = "yn" + "".join(always)
+        answer = self.keyboard.answer(prompt, keys, "why not: ")
+        key = key_of(answer)
+        if key == "y":
+            question.reply("once")
+        elif key in always:
+            _, pattern = always[key]
+            question.reply("always", remember=pattern)
+        else:
+            question.reply("no", reason_of(answer))
+
+    def _show_permission(self, question: PermissionAsked, heading: str) -> None:
+        """Show all of it; if the screen cannot, once more the beginning."""
+        what = escape_invisible(question.pattern)
+        rows = [[(heading, "bold")]]
+        for line in what.split("\n"):
+            rows.append([(f"  {line}", "bold")])
+        if question.why:
+            why = escape_invisible(question.why)
+            rows.append([(f"  ({why})", "yellow")])
+        if question.detail:
+            rows += exact_diff(question.detail)
+        warning = warning_of(question.pattern + question.detail)
+        if warning:
+            rows.append([(warning, "yellow")])
+        for row in rows:
+            self.screen.exact_line(*row)
+        taken = sum(self._height(row) for row in rows)
+        room = shutil.get_terminal_size().lines - 3
+        if taken > room:
+            note = f"({taken} rows, more than the screen shows.)"
+            self.screen.line(note, "yellow")
+            summary = one_line(f"{heading} {what}", self.screen.width)
+            self.screen.exact_line((summary, "bold"))
+
+    def _height(self, row: Parts) -> int:
+        """How many rows of the screen a row takes."""
+        text = "".join(text for text, _ in row)
+        return 1 + cell_count(text) // self.screen.width
+
+    # -- before a run
 
     def ask_trust(self, known: PromptFiles, files: Sequence[PromptFile]) -> bool:
         """Show text of the project that would instruct the model, ask, keep a clear answer. Whether it is yes."""
         self.screen.line("This project brings text that would instruct the model:", "bold")
-        for each in files:
-            changed = " has changed since your answer" if each.answer == "changed" else ""
-            self.screen.exact_line((f"  {os.path.relpath(each.path)}{changed}", "bold"))
-            start = each.text[: max(400, MAX_CHARACTERS // len(files))]
-            rows = start.split("\n")[: max(5, MAX_ROWS // len(files))]
-            for row in rows:
-                self.screen.exact_line((f"    {row}", ""))
-            more = [(len(each.text) - len("\n".join(rows)), "more characters in the file")]
-            if each.is_skill:
-                others = sum(map(Path.is_file, each.path.parent.rglob("*"))) - 1
-                more.append((others, "more files in its folder"))
-            for number, what in more:
-                if number:
-                    self.screen.line(f"    ({number:,} {what})", "yellow")
-        word = self.keyboard.answer("Use it? [y]es, [n]o, or Enter for not now: ", "yn").lower()
-        answer = {"y": "yes", "n": "no"}.get(ANSWERS.get(word, word), "later")
+        for file in files:
+            self._show_file(file, share=len(files))
+        word = self.keyboard.answer("Use it? [y]es, [n]o, or Enter for not now: ", "yn")
+        answer = TRUST.get(key_of(word), "later")
         known.answer(files, answer)
         return answer == "yes"
 
-    def _ask_permission(self, event: PermissionAsked, asks: str) -> None:
-        """Show all of it, what is to be done directly above the answer, and reply."""
-        heading = f"{asks}{HEADINGS.get(event.permission, f'Allow {event.permission}?')}"
-        what = escape_invisible(event.pattern)
-        rows = [[(heading, "bold")]]
-        rows += [[(f"  {line}", "bold")] for line in what.split("\n")]
-        if event.why:
-            rows.append([(f"  ({escape_invisible(event.why)})", "yellow")])
-        rows += exact_diff(event.detail) if event.detail else []
-        if hidden := sum(map(is_invisible, event.pattern + event.detail)):
-            warning = f"Warning: {hidden} invisible or control characters, each shown as <U+…>."
-            rows.append([(warning, "yellow")])
+    def _show_file(self, file: PromptFile, share: int) -> None:
+        """Show the beginning of a file, so much that this many files have room."""
+        changed = " has changed since your answer" if file.answer == "changed" else ""
+        heading = f"  {os.path.relpath(file.path)}{changed}"
+        self.screen.exact_line((heading, "bold"))
+        most_characters = max(400, MAX_CHARACTERS // share)
+        most_rows = max(5, MAX_ROWS // share)
+        start = file.text[:most_characters]
+        rows = start.split("\n")[:most_rows]
         for row in rows:
-            self.screen.exact_line(*row)
-        texts = ("".join(text for text, _ in row) for row in rows)
-        taken = sum(1 + cell_count(text) // self.screen.width for text in texts)
-        if taken > shutil.get_terminal_size().lines - 3:
-            self.screen.line(f"({taken} rows, more than the screen shows.)", "yellow")
-            self.screen.exact_line((one_line(f"{heading} {what}", self.screen.width), "bold"))
-        always = always_offers(event)
-        offers = [f"[{key}]{text}, " for key, (text, _) in always.items()]
-        prompt = "".join(["[y]es, ", *offers, "[n]o, or\xa0why\xa0not:\xa0"])
-        prompt = wrap(prompt, self.screen.width - 1).replace("\xa0", " ")
-        answer = self.keyboard.answer(prompt, "".join(["yn", *always]), "why not: ")
-        word, _, rest = answer.partition(" ")
-        key = ANSWERS.get(answer.lower(), answer.lower())
-        if key == "y":
-            event.reply("once")
-        elif key in always:
-            event.reply("always", remember=always[key][1])
-        else:  # words are a reason
-            event.reply("no", rest.strip() if word.lower() in ("n", "no") else answer)
+            self.screen.exact_line((f"    {row}", ""))
+        left = len(file.text) - len("\n".join(rows))
+        self._show_left(left, "more characters in the file")
+        if file.is_skill:
+            others = file.path.parent.rglob("*")
+            number = sum(each.is_file() for each in others) - 1
+            self._show_left(number, "more files in its folder")
+
+    def _show_left(self, number: int, what: str) -> None:
+        if number:
+            self.screen.line(f"    ({number:,} {what})", "yellow")
 
 
-def always_offers(event: PermissionAsked) -> dict[str, tuple[str, str]]:
+def warning_of(text: str) -> str:
+    """A warning of what cannot be seen in a text, "" if there is nothing."""
+    hidden = sum(is_invisible(each) for each in text)
+    if not hidden:
+        return ""
+    return f"Warning: {hidden} invisible or control characters, each shown as <U+…>."
+
+
+def reason_of(answer: str) -> str:
+    """Why not: what follows the word no, or all words."""
+    word, _, rest = answer.partition(" ")
+    if key_of(word) == "n":
+        return rest.strip()
+    return answer
+
+
+# ---- what "always" may mean ----------------------------------------------------------------------
+
+
+def always_offers(question: PermissionAsked) -> dict[str, tuple[str, str]]:
     """The keys that allow more than this once: their words, and what is remembered."""
     offers: dict[str, tuple[str, str]] = {}
-    if not event.remember:
+    if not question.remember:
         return offers
-    is_path = event.permission in ("edit", "external_directory")
-    if not (is_path and re.search("[*?]|, ", event.pattern)):
-        what = EXACTLY.get(event.permission, "exactly this")
-        offers["a"] = f"lways {what}", event.pattern
-    words, pattern = _wider(event)
+    is_path = question.permission in ("edit", "external_directory")
+    if not is_path or not re.search("[*?]|, ", question.pattern):
+        what = EXACTLY.get(question.permission, "exactly this")
+        offers["a"] = f"lways {what}", question.pattern
+    words, pattern = _wider(question)
     if pattern:
         offers["p"] = f" always {escape_invisible(words)}", pattern
     return offers
 
 
-def _wider(event: PermissionAsked) -> tuple[str, str]:
-    """What else can be allowed for the session, in words and as a pattern; "" where there is nothing."""
-    match event.permission:
-        case "edit":
-            return "edit here", event.remember
-        case "external_directory":
-            return f"read in {event.remember.removesuffix('/*') or '/'}", event.remember
-        case "mcp":
-            server = event.pattern.partition("__")[0]
-            return f"tools of {server}", f"{server}__*"
-        case "bash":
-            pattern = _command_pattern(event.pattern)
-            return pattern, pattern
-        case kind if kind not in KINDS:  # of a tool of the user's own
-            return kind, "*"
+def _wider(question: PermissionAsked) -> tuple[str, str]:
+    """What else can be allowed for the session, in words and as a pattern; "" if there is nothing."""
+    kind, stored = question.permission, question.remember
+    if kind == "edit":
+        return "edit here", stored
+    if kind == "external_directory":
+        folder = stored.removesuffix("/*") or "/"
+        return f"read in {folder}", stored
+    if kind == "mcp":
+        server, _, _ = question.pattern.partition("__")
+        return f"tools of {server}", f"{server}__*"
+    if kind == "bash":
+        pattern = _command_pattern(question.pattern)
+        return pattern, pattern
+    if kind not in KINDS:  # of a tool of the user's own
+        return kind, "*"
     return "", ""
 
 
 def _command_pattern(command: str) -> str:
     """A pattern for a plain command of a program that has commands of its own: `git diff *`."""
-    plain = parse(command) or []
-    if len(plain) != 1 or plain[0][0] not in WITH_COMMANDS:
+    plain = parse(command)
+    if not plain or len(plain) > 1:
         return ""
-    size = 3 if plain[0][1:2] in (["run"], ["exec"]) else 2
-    words = plain[0][:size]
-    is_plain = len(words) == size and all(re.fullmatch("[a-z][a-z:-]*", each) for each in words)
-    return f"{' '.join(words)} *" if is_plain else ""
+    words = plain[0]
+    if words[0] not in WITH_COMMANDS:
+        return ""
+    runs_script = words[1:2] in (["run"], ["exec"])
+    size = 3 if runs_script else 2
+    words = words[:size]
+    is_plain = all(re.fullmatch("[a-z][a-z:-]*", word) for word in words)
+    if len(words) < size or not is_plain:
+        return ""
+    return " ".join(words) + " *"

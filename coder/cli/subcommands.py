@@ -12,12 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from coder.cli import settings
+from coder import settings
 from coder.cli.main import Flags
-from coder.cli.process import needed, raise_on_sigint
+from coder.cli.process import raise_on_sigint
 from coder.cli.wording import session_line
 from coder.permissions.sanitize import strip_controls
 from coder.providers.text import shown_url
+from coder.settings import needed
 
 if TYPE_CHECKING:
     from coder.sessions.store import SessionInfo, Store

@@ -46,9 +46,9 @@ REJECTED = {"$schema", "allOf", "anyOf", "enum", "not", "oneOf"}  # by APIs, at 
 to_json = partial(json.dumps, ensure_ascii=False)
 
 
-def expand(entry: Any) -> Any:
+def expand(entry: Any, cwd: Path) -> Any:
     """Replace `${NAME}` and `${NAME:-default}` in all texts. Raises ValueError for a variable that is not set."""
-    values = os.environ | {"PWD": os.getcwd()}
+    values = os.environ | {"PWD": str(cwd)}
 
     def value_of(variable: re.Match[str]) -> str:
         name, default = variable.groups()
@@ -64,10 +64,11 @@ def expand(entry: Any) -> Any:
 class Server:
     """One server, in the event loop: its connection and its tools. `problem`: why there is none."""
 
-    def __init__(self, name: str, entry: Any, folder: Path) -> None:
+    def __init__(self, name: str, entry: Any, folder: Path, cwd: Path) -> None:
         self.name = name
         self.entry = entry
         self.folder = folder
+        self.cwd = cwd
         self.client: Any = None  # None: not connected
         self.tools: list[Any] = []
         self.problem = ""
@@ -122,7 +123,7 @@ class Server:
         from mcp import Client, StdioServerParameters
         from mcp.client.streamable_http import streamable_http_client
 
-        entry = expand(self.entry)
+        entry = expand(self.entry, self.cwd)
         self.left_out.clear()
         if "command" in entry:
             start = entry | {
@@ -205,16 +206,18 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
 
 
 class Servers:
-    """The servers of a file. They start at once; one thread runs the event loop of the package `mcp` for all."""
+    """The servers of a file, for a session in `cwd` (or the present folder). They start at once; one thread runs the
+    event loop of the package `mcp` for all."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cwd: Path | None = None) -> None:
         self.servers: list[Server] = []
         self._problems: list[str] = []
         self._loop = asyncio.new_event_loop()
+        cwd = cwd or Path.cwd()
         try:
             check_ownership(path)
             entries = json.loads(path.read_text("utf-8"))["mcpServers"].items()
-            self.servers = [Server(name, entry, path.parent) for name, entry in entries]
+            self.servers = [Server(name, entry, path.parent, cwd) for name, entry in entries]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self._problems = [f"{path} is ignored: {type(error).__name__}: {error}"]
         self._starting = {server: self._submit(server.connect()) for server in self.servers}
@@ -309,8 +312,9 @@ class Servers:
 
     def close(self) -> None:
         """End all of them; what takes longer than GRACE is left to `stop_all`."""
-        if self._loop.is_running():
-            wait([self._submit(server.close()) for server in self.servers], GRACE)
+        servers, self.servers = self.servers, []  # it may be called twice
+        if servers and self._loop.is_running():
+            wait([self._submit(server.close()) for server in servers], GRACE)
             self._loop.call_soon_threadsafe(self._loop.stop)
 
 
@@ -334,7 +338,7 @@ _lock = threading.Lock()
 _start = cache(Servers)
 
 
-def start(path: Path) -> Servers:
-    """The servers of this file, which are started once, whoever asks first."""
+def start(path: Path, cwd: Path | None = None) -> Servers:
+    """The servers of this file for this folder, which are started once, whoever asks first."""
     with _lock:
-        return _start(path)
+        return _start(path, cwd)

@@ -63,7 +63,7 @@ CHANGED = "A command changed {}; put back."
 
 
 class Sandbox(Hooks):
-    """Confines what the tools of a session start. One for a process.
+    """Confines what the tools of a session start.
 
     `required`: raise CoderError if the kernel lacks something; otherwise `notices` says so, in
     sentences for the user. `config` is coder's own folder, guarded if commands can write to it; with

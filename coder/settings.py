@@ -53,6 +53,25 @@ class Missing(ConfigError):
         self.settings = settings
 
 
+def optional(name: str) -> Any:
+    """Import a module; None if it, or a module of this package that it imports, was deleted."""
+    try:
+        __import__(name)  # which -X importtime shows, unlike import_module
+        return sys.modules[name]
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "coder":
+            raise
+        return None
+
+
+def needed(name: str, purpose: str) -> Any:
+    """Import the module that `purpose`, which the user asked for, needs. Raises ConfigError."""
+    module = optional(name)
+    if module is None:
+        raise ConfigError(f"{purpose} is not available: {name} or a part of it was deleted")
+    return module
+
+
 def program() -> str:
     """How the program was started."""
     return "python -m coder" if os.path.basename(sys.argv[0]) == "__main__.py" else "coder"
@@ -239,10 +258,21 @@ def env_line(name: str, text: str) -> str:
 # ---- which value counts ----------------------------------------------------------------------------
 
 
-def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
-    """The settings for a session in `cwd`; `flags` has texts by the names of settings. Raises ConfigError."""
-    sources = read_sources(cwd, flags)
-    place = server_place(sources)
+def load(
+    cwd: Path,
+    flags: Mapping[str, Any] | None = None,
+    config: Path | None = None,
+    *,
+    needs_server: bool = True,
+) -> Settings:
+    """The settings for a session in `cwd`. Raises ConfigError.
+
+    `flags` has texts by the names of settings; `config` is the configuration folder, if it is not
+    the user's. A program with a model of its own needs no server.
+    """
+    config = config or config_folder()
+    sources = read_sources(cwd, flags, config)
+    place = server_place(sources, config) if needs_server else ""
     found = choose(sources, place)
     values = {name: value_of(name, text) for name, (text, _) in found.items()}
     settings = Settings(**{field_of(name): value for name, value in values.items()})
@@ -254,29 +284,13 @@ def load(cwd: Path, flags: Mapping[str, Any] | None = None) -> Settings:
         )
     settings.max_seconds = settings.max_seconds or None
     settings.keys = tuple(secrets(sources))
-    used: tuple[str, ...] = (API_KEY,)  # which many projects have
-    notes: list[str] = []
-    if any(name in sources[USER] for name in SECRET):
-        from coder.permissions.ownership import (
-            is_readable_by_others,  # late: only where there is a key
-        )
-
-        if is_readable_by_others(file := config_folder() / ".env"):
-            notes.append(f"Other users may read the key in {file} (fix: chmod 600).")
-    if place == FOLDER:
-        used = OF_A_FOLDER
-        notes.append(f"Server and key come from the .env of this folder: {settings.host}.")
-    ignored = [f"{name} in .env" for name in sources[FOLDER] if name not in used]
-    ignored += [f".coder/{name}" for name in OURS if os.path.lexists(cwd / ".coder" / name)]
-    if ignored and cwd / ".coder" != config_folder():
-        where = f"These settings count only in {config_folder()}."
-        notes.append(f"Ignored in this folder: {', '.join(ignored)}. {where}")
+    notes = _remarks(cwd, config, sources, place, settings.host)
     proxy = proxy_for_client(url)
     if proxy and settings.client == "direct":
         settings.client = "openai"
         notes.append(f"The openai client sends the requests, through {proxy}.")
     settings.notes = tuple(notes)
-    if not settings.model:
+    if needs_server and not settings.model:
         raise Missing("no model: set OPENAI_MODEL, or use -m NAME", settings)
     return settings
 
@@ -301,9 +315,31 @@ def client_of(settings: Settings) -> Any:
     return make_client(settings.base_url, settings.api_key)
 
 
-def read_sources(cwd: Path, flags: Mapping[str, Any] | None = None) -> Sources:
+def _remarks(cwd: Path, config: Path, sources: Sources, place: str, host: str) -> list[str]:
+    """What the user should know of where the settings come from."""
+    used: tuple[str, ...] = (API_KEY,)  # which many projects have
+    notes: list[str] = []
+    if any(name in sources[USER] for name in SECRET):
+        from coder.permissions.ownership import is_readable_by_others  # late: only with a key
+
+        if is_readable_by_others(file := config / ".env"):
+            notes.append(f"Other users may read the key in {file} (fix: chmod 600).")
+    if place == FOLDER:
+        used = OF_A_FOLDER
+        notes.append(f"Server and key come from the .env of this folder: {host}.")
+    ignored = [f"{name} in .env" for name in sources[FOLDER] if name not in used]
+    ignored += [f".coder/{name}" for name in OURS if os.path.lexists(cwd / ".coder" / name)]
+    if ignored and cwd / ".coder" != config:
+        where = f"These settings count only in {config}."
+        notes.append(f"Ignored in this folder: {', '.join(ignored)}. {where}")
+    return notes
+
+
+def read_sources(
+    cwd: Path, flags: Mapping[str, Any] | None = None, config: Path | None = None
+) -> Sources:
     """What each place has. Raises ConfigError for a file that cannot be read or trusted."""
-    user = config_folder() / ".env"
+    user = (config or config_folder()) / ".env"
     if user.is_file():
         from coder.permissions.ownership import check_ownership  # late: only where there is a file
 
@@ -335,12 +371,12 @@ def _dotenv(path: Path) -> Mapping[str, str | None]:
     return dotenv_values(stream=stream, interpolate=False)
 
 
-def server_place(sources: Sources) -> str:
+def server_place(sources: Sources, config: Path | None = None) -> str:
     """The first place that has a key or a server. Raises ConfigError where the other one is missing there."""
     for place, source in sources.items():
         url = value_of(BASE_URL, source[BASE_URL]) if BASE_URL in source else ""
         if url and API_KEY not in source and not is_loopback(url):
-            raise ConfigError(_advise_pairing(sources, place, shown_url(url)))
+            raise ConfigError(_advise_pairing(sources, place, shown_url(url), config))
         if url or API_KEY in source:
             return place
     raise Missing(
@@ -349,9 +385,9 @@ def server_place(sources: Sources) -> str:
     )
 
 
-def _advise_pairing(sources: Sources, place: str, url: str) -> str:
+def _advise_pairing(sources: Sources, place: str, url: str, config: Path | None) -> str:
     """What is wrong with a server that has no key beside it: whose the keys are, and how to pair them."""
-    file = config_folder() / ".env"
+    file = (config or config_folder()) / ".env"
     keys = [
         f"the key in {each} belongs to {host_of(source.get(BASE_URL))}"
         for each, source in sources.items()
