@@ -33,7 +33,7 @@ AGENTS.md or CLAUDE.md already, improve it instead of starting anew."""
 REVIEW = """\
 Review {}. Change no file. Read the diff first, then as much of the code around it as it takes to be sure. Report what is wrong \
 or risky: bugs, cases that are not handled, broken promises of names, comments and documents, missing tests. No praise, no matters \
-of taste. For each finding give `path:line` (read with an offset has numbers), what happens in which case, and how to mend it; the \
+of taste. For each finding give `path:line` (grep has the numbers), what happens in which case, and how to mend it; the \
 most serious first. If there is nothing to report, say so, and name what you could not check."""
 UNCOMMITTED = """\
 the uncommitted changes of this repository (git status, git diff HEAD, and files that are new); where there are none, the commits that the \

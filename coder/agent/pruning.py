@@ -224,7 +224,7 @@ def _lines_of(text: str) -> str:
     if part := PART.search(text):
         return part[1]
     lines = text.split("\n")
-    # Only a read with an offset has numbers
+    # Only a read that begins within the file has numbers
     first = re.match(r"\d+(?=\t)", lines[0])
     last = re.match(r"\d+(?=\t)", lines[-1])
     if first and last and int(last[0]) - int(first[0]) == len(lines) - 1:

@@ -44,7 +44,7 @@ def read(
     """Read a text file, up to 2000 lines or 28,000 characters at once; the end says how to go on.
 
     path: file, absolute or in the workspace
-    offset: first line; with it lines come as number<TAB>text
+    offset: first line; from 2 on lines come as number<TAB>text
     limit: number of lines
     """
     path, line = paths.meant(ctx, path)
@@ -53,8 +53,7 @@ def read(
     yield from ctx.ask("read", name)
     if target.is_dir():
         return _list(target, path)
-    first = offset or line or 0
-    is_numbered = first != 0
+    first = offset or line or 1
     wanted = min(max(1, limit), MAX_LINES)
     with paths.naming_near(ctx, path):
         file = workspace.opened(target, name)
@@ -77,8 +76,8 @@ def read(
     if first > total:
         raise ToolError(f"offset {first} is past the end: the file has {total} lines")
     last = first + len(lines) - 1
-    # Numbers cost a tenth of a file in every later request, so a whole file comes without
-    if is_numbered:
+    # Numbers cost a tenth of a file in every later request, so what begins at its first line has none
+    if first > 1:
         lines = [f"{number}\t{line}" for number, line in enumerate(lines, first)]
     text = "\n".join(lines)
     if last < total:
