@@ -323,7 +323,7 @@ def test_what_stands_for_a_key_is_not_written_in_its_place(ws: Path, name: str) 
 
 # ---- commands ------------------------------------------------------------------------------------
 
-SHOWING = "these ask where a tracked file may hold secrets, or a rule limits reading"
+SHOWING = "these ask if a tracked file may hold secrets, or a rule limits reading"
 SECTIONS = "what a repository's configuration may hold for git to run unasked: sections"
 
 
