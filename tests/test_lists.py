@@ -181,6 +181,7 @@ VALUES = {
     "CODER_MARKDOWN": "off",
     "CODER_BELL": "off",
     "CODER_TITLES": "off",
+    "CODER_CLIENT": "openai",
     "CODER_ALLOW_HTTP": "on",
     "CODER_SANDBOX": "off",
     "CODER_SANDBOX_NETWORK": "off",
