@@ -395,16 +395,16 @@ def _advise_pairing(sources: Sources, place: str, url: str, config: Path | None)
     ]
     ways = [f"export {API_KEY}=... with the key of this server"]
     if place == USER:
-        ways = [f"write {API_KEY}=... beside it in {file}"]
+        ways = [f"write {API_KEY}=... next to it in {file}"]
     elif place == FOLDER:
         ways = [f"export {API_KEY}=... {BASE_URL}={url}"]
     elif API_KEY in sources[USER] and BASE_URL not in sources[USER]:
         ways.insert(
-            0, f"if that key is for this server, write {BASE_URL}={url} beside it in {file}"
+            0, f"if that key is for this server, write {BASE_URL}={url} next to it in {file}"
         )
-    what = f"{url} has no {API_KEY} beside it in {place} (a flag counts as the environment)"
-    rule = "A key goes only to the server named in the same place"
-    return f"{', and '.join([what, *keys])}. {rule}: {'; or '.join(ways)}"
+    problem = f"no {API_KEY} for {url}, which {place} names"
+    rule = "A key goes only to the server named in the same place (flags count as the environment)"
+    return f"{'; '.join([problem, *keys])}. {rule}: {'; or '.join(ways)}"
 
 
 def choose(sources: Sources, server: str) -> dict[str, tuple[str, str]]:

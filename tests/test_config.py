@@ -178,7 +178,7 @@ UNPAIRED: list[tuple[dict[str, dict[str, str]], list[str]]] = [
         {"flags": AWAY, "user": KEY},
         [
             "the key in your .env belongs to api.openai.com",
-            "write OPENAI_BASE_URL=https://other.example/v1 beside it in {file}",
+            "write OPENAI_BASE_URL=https://other.example/v1 next to it in {file}",
             "export OPENAI_API_KEY=...",
         ],
     ),
@@ -188,7 +188,7 @@ UNPAIRED: list[tuple[dict[str, dict[str, str]], list[str]]] = [
         ["the folder's .env belongs to api.openai.com", "export OPENAI"],
     ),
     ({"flags": AWAY}, ["other.example", "export OPENAI_API_KEY=..."]),
-    ({"user": AWAY}, ["OPENAI_API_KEY=... beside it in {file}"]),
+    ({"user": AWAY}, ["OPENAI_API_KEY=... next to it in {file}"]),
     ({"folder": AWAY}, ["export OPENAI_API_KEY=... OPENAI_BASE_URL=https://other.example/v1"]),
 ]
 

@@ -540,7 +540,7 @@ def test_a_session_that_is_open_in_another_tab_was_not_killed(tmp_path: Path) ->
         assert first.exit_code() == -signal.SIGKILL
         first.attributes = untouched()  # nobody could put the terminal's back
         notice = started()
-        assert "was killed. Changed since" in notice and ".git/config" in notice
+        assert "session in this folder was killed" in notice and ".git/config" in notice
         assert "killed" not in started(), "it is reported once"
 
 

@@ -181,6 +181,7 @@ VALUES = {
     "CODER_MARKDOWN": "off",
     "CODER_BELL": "off",
     "CODER_TITLES": "off",
+    "CODER_CLIENT": "openai",
     "CODER_ALLOW_HTTP": "on",
     "CODER_SANDBOX": "off",
     "CODER_SANDBOX_NETWORK": "off",
@@ -323,7 +324,7 @@ def test_what_stands_for_a_key_is_not_written_in_its_place(ws: Path, name: str) 
 
 # ---- commands ------------------------------------------------------------------------------------
 
-SHOWING = "these ask where a tracked file may hold secrets, or a rule limits reading"
+SHOWING = "these ask if a tracked file may hold secrets, or a rule limits reading"
 SECTIONS = "what a repository's configuration may hold for git to run unasked: sections"
 
 

@@ -423,7 +423,7 @@ def test_the_next_start_reports_what_a_killed_session_left(repository: Path) -> 
     assert not Sandbox(repository, data=data).notices and not data.exists()
     first = subprocess.run([sys.executable, "-c", KILLED, repository, data], cwd=ROOT)
     assert first.returncode == -signal.SIGKILL
-    message = "Changed since its last command began, and not put back: .git/hooks/pre-push (new)."
+    message = "were changed, and not put back: .git/hooks/pre-push (new). Look at them before"
     second = Sandbox(repository, data=data)
     assert message in "".join(second.notices)
     second.since()

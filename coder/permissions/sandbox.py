@@ -55,8 +55,8 @@ INCOMPLETE = "The sandbox of this kernel is incomplete: it lacks what Linux 6.12
 HOLDS_HOME = "This folder holds your home folder: the sandbox lets commands write to all of it."
 UNGUARDED = "Not guarded against changes by commands, since it holds too much: {}."
 NOT_ENDED = (
-    "A session in this folder was killed. Changed since its last command began, "
-    "and not put back: {}. Check that before you use git here."
+    "Another coder session in this folder was killed. Since its last command began, these files "
+    "were changed, and not put back: {}. Look at them before you use git here."
 )
 LEFT = "Changed outside the sandbox or since the last command, and not put back: {}."
 CHANGED = "A command changed {}; put back."
