@@ -21,9 +21,9 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from coder.tools.edit import diff
 from coder.tools.files import ls, read
 from coder.tools.search import glob, grep
+from coder.tools.text import diff
 from coder.tools.workspace import git_folders, read_small_file, save, writable_git_folders
 from coder.toolset import ToolContext
 from tests.harness import to_become_links

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coder.tools.edit import Text
+from coder.tools.text import Text
 
 MAX_NEAREST = 40  # lines that an error shows
 

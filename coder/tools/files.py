@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from coder.tools import paths, slips, workspace
-from coder.tools.edit import create_file, load_known, replace_text
+from coder.tools.edit import create_file, replace_text
+from coder.tools.text import load_known
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 

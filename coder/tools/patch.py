@@ -17,17 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools import paths, slips, workspace
-from coder.tools.edit import (
-    MAX_LISTED,
-    Place,
-    Text,
-    diff,
-    load,
-    load_known,
-    not_found,
-    shortened,
-)
+from coder.tools.edit import MAX_LISTED, not_found
 from coder.tools.indentation import lines_without
+from coder.tools.text import Splice, Text, diff, load, load_known, shortened
 from coder.toolset import ToolContext, tool
 from coder.types import DeniedError, ToolError, ToolResult
 
@@ -167,7 +159,7 @@ def _read_line(section: Section, line: str, marks: str) -> None:
 
 def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
     """The file's text with the hunks in it. Raises ToolError for one without a certain place."""
-    places = list[Place]()
+    places = list[Splice]()
     done = 0
     for number, hunk in enumerate(hunks, 1):
         try:
