@@ -22,9 +22,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from coder.tools.files import ls, read
+from coder.tools.repository import git_folders, writable_git_folders
 from coder.tools.search import glob, grep
 from coder.tools.text import diff
-from coder.tools.workspace import git_folders, read_small_file, save, writable_git_folders
+from coder.tools.workspace import read_small_file, save
 from coder.toolset import ToolContext
 from tests.harness import to_become_links
 from tests.terminal import ROOT, promptly, until

@@ -19,6 +19,7 @@ from typing import IO, Any, NamedTuple
 
 from coder.tools import workspace
 from coder.tools.bash import find_program, output_of
+from coder.tools.repository import repository_top
 from coder.toolset import ToolContext
 from coder.types import ToolError
 
@@ -210,7 +211,7 @@ class Search:
 
     def names(self) -> Iterator[str]:
         """The paths of the files in the folder."""
-        top = workspace.repository_top(self.target)
+        top = repository_top(self.target)
         if program := self._find("rg"):
             command = [program, *RIPGREP.split(), "--files", "."]
         elif os.path.lexists(top / ".git") and (program := self._find("git")):
