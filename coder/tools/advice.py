@@ -36,7 +36,7 @@ SLIPS = (
     ),
     Slip(
         re.compile(r"""\\(?=["'`])|&(?:lt|gt|amp|quot|#39);"""),
-        meant=lambda found: ENTITIES.get(found[0], ""),
+        meant=lambda escape: ENTITIES.get(escape[0], ""),
         cause=r"It seems escaped (\", &gt;): give the characters of the file.",
     ),
     Slip(
@@ -47,12 +47,19 @@ SLIPS = (
     Slip(
         re.compile(r"^(?:[-+]|(?:<{5,}|={5,}|>{5,}|```).*$)", re.MULTILINE),
         meant="",
-        cause="It has marks of a diff or of Markdown (-, +, <<<<<<<, ```): give only the file's text.",
+        cause=(
+            "It has marks of a diff or of Markdown (-, +, <<<<<<<, ```): give only the file's text."
+        ),
     ),
 )
 
 
-def advice(file: Text, old: Sequence[str], new: Sequence[str], name: str) -> str:
+def advice(
+    file: Text,
+    old: Sequence[str],
+    new: Sequence[str],
+    name: str,
+) -> str:
     """What a model needs to mend a change: the nearest lines with numbers and the likely cause."""
     starts = range(len(file.lines)) if any(new) else ()
     done = [at for at in starts if file.lines[at : at + len(new)] == new]
@@ -88,7 +95,7 @@ def _without_space(lines: Sequence[str]) -> str:
 
 
 def _find_cause(file: Text, old: Sequence[str]) -> tuple[list[str], str]:
-    """(the old lines without the slip that keeps some of them from being found, its cause or "")."""
+    """(the old lines without a slip that keeps some from being found, what to say of it or "")."""
     own = {"", *(line.strip() for line in file.lines)}
 
     def count_unknown(text: str) -> int:
@@ -103,7 +110,7 @@ def _find_cause(file: Text, old: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _nearest_line(lines: list[str], wanted: list[str]) -> int:
-    """The line at which the wanted ones would begin, by the rarest of them or a similar one, or -1."""
+    """The line at which the wanted ones would begin, by the rarest or a similar one, or -1."""
     bare = [line.strip() for line in lines]
     count = Counter(bare)
     there = [line for line in wanted if line and count[line]]

@@ -1,8 +1,9 @@
-"""bash, and all other child processes: apart from the terminal, read with bounded memory, never left behind.
+"""bash, and all other child processes: without a terminal, read with bounded memory, ended in any
+case.
 
-A child gets a session of its own, without a terminal. A command ends when its process ends, not when
-the pipe is closed: a background child may live on. A time-out, an abort and the end of the program
-kill all that is left (processes.py).
+A child gets a session of its own, without a terminal. A command ends when its process ends, not
+when the pipe is closed: a background child may live on. A time-out, an abort and the end of the
+program kill all that is left (processes.py).
 """
 
 from __future__ import annotations
@@ -64,7 +65,10 @@ def bash(
 
 
 def run_command(
-    ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT, permission: str = "bash"
+    ctx: ToolContext,
+    command: str,
+    timeout: int = DEFAULT_TIMEOUT,
+    permission: str = "bash",
 ) -> Generator[Any, None, ToolResult]:
     """Run a command as the tool does, with another `permission`."""
     if "\0" in command or not command.strip():
@@ -180,9 +184,9 @@ def output_of(
 ) -> Generator[bytes, None, tuple[int, str]]:
     """Run a program, yield its output as it comes, b"" while none comes, and return how it ended.
 
-    That is (the code, as subprocess has it; "", or why it was ended: "timeout", "aborted"). `confine`:
-    a sandbox for the child. `variables`: more for its environment. Raises ToolError if it cannot be
-    started. Afterwards only background children may be left, and none if it was ended.
+    That is (the code, as subprocess has it; "", or why it was ended: "timeout", "aborted").
+    `confine`: a sandbox for the child. `variables`: more for its environment. Raises ToolError if
+    it cannot be started. Afterwards only background children may be left, and none if it was ended.
     """
     mark = processes.new_mark()
     env = environment()

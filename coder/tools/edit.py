@@ -2,8 +2,8 @@
 
 The text is looked for as it is, then line by line: without white space at the ends, in another
 indentation, with plain quotes and dashes; if several places fit, nothing is changed. In a file that
-has changed since it was read only the exact text counts. Lines are changed as in a patch (patch.py):
-a space before a line that stays, - before one that goes, + before a new one.
+has changed since it was read only the exact text counts. Lines are changed as in a patch
+(patch.py): a space before a line that stays, - before one that goes, + before a new one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ NUMBERED = re.compile(r" *(?P<number>\d{1,9})[\t|→](?P<line>.*)")  # a line as
 
 @tool(permission="edit", default="ask", asks_itself=True, slips=slips.EDIT)
 def edit(
-    ctx: ToolContext, path: str, old_string: str, new_string: str, replace_all: bool = False
+    ctx: ToolContext,
+    path: str,
+    old_string: str,
+    new_string: str,
+    replace_all: bool = False,
 ) -> Generator[Any, None, ToolResult]:
     """Replace text in a file.
 
@@ -78,7 +82,11 @@ def create_file(ctx: ToolContext, target: Path, content: str) -> Generator[Any, 
 
 
 def replace_text(
-    ctx: ToolContext, target: Path, state: Any, old: Text, new: str
+    ctx: ToolContext,
+    target: Path,
+    state: Any,
+    old: Text,
+    new: str,
 ) -> Generator[Any, None, tuple[str, str]]:
     """Ask for permission and write, unless the file is not in this `state` any more.
 
@@ -108,7 +116,12 @@ def _replace_all(file: Text, old: str, new: str) -> str:
     return file.restored(replaced)
 
 
-def _find_change(file: Text, old: str, new: str, name: str) -> list[Splice]:
+def _find_change(
+    file: Text,
+    old: str,
+    new: str,
+    name: str,
+) -> list[Splice]:
     """What changes at the one place that fits. Raises ToolError if none fits, or several do."""
     # Of two that overlap, too, only one is meant
     overlapping = re.finditer(f"(?={re.escape(old)})", file.joined)
@@ -119,31 +132,41 @@ def _find_change(file: Text, old: str, new: str, name: str) -> list[Splice]:
         return [_change_of_span(file.joined, starts[0], old, new)]
     old_lines = old.removesuffix("\n").split("\n")
     new_lines = new.removesuffix("\n").split("\n") if new else []
-    found = file.find(old_lines) if old.strip() else []
-    if not found:
-        old_lines, new_lines, found = _without_proved_numbers(file, old_lines, new_lines)
-    if not found:
+    fits = file.find(old_lines) if old.strip() else []
+    if not fits:
+        old_lines, new_lines, fits = _without_proved_numbers(file, old_lines, new_lines)
+    if not fits:
         raise not_found(file, old_lines, new_lines, name)
-    _refuse_several(name, found)
-    old_lines = as_new_lines(file.lines[found[0] :], old_lines, new_lines)
-    return file.changes(found[0], _marked_lines(old_lines, new_lines))
+    _refuse_several(name, fits)
+    old_lines = as_new_lines(file.lines[fits[0] :], old_lines, new_lines)
+    return file.changes(fits[0], _marked_lines(old_lines, new_lines))
 
 
-def _refuse_several(name: str, found: Sequence[int]) -> None:
+def _refuse_several(name: str, fits: Sequence[int]) -> None:
     """Raises ToolError if a text was found at several lines."""
-    if len(found) > 1:
-        numbers = ", ".join(f"{at + 1}" for at in found[:MAX_LISTED])
+    if len(fits) > 1:
+        numbers = ", ".join(f"{at + 1}" for at in fits[:MAX_LISTED])
         way = "Give more of the text around the one you mean, or set replace_all."
         raise ToolError(f"old_string is in {name} at lines {numbers}. {way}")
 
 
-def not_found(file: Text, old: Sequence[str], new: Sequence[str], name: str) -> ToolError:
+def not_found(
+    file: Text,
+    old: Sequence[str],
+    new: Sequence[str],
+    name: str,
+) -> ToolError:
     from coder.tools.advice import advice  # late: most edits fit
 
     return ToolError(advice(file, old, new, name))
 
 
-def _change_of_span(text: str, start: int, old: str, new: str) -> Splice:
+def _change_of_span(
+    text: str,
+    start: int,
+    old: str,
+    new: str,
+) -> Splice:
     """The change of a span. A line that would only keep white space goes, with its newline."""
     end = start + len(old)
     has_newline = old.endswith("\n")

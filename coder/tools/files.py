@@ -24,7 +24,7 @@ MAX_LINE = 2000  # characters shown of one line
 MAX_BYTES = 4 * MAX_LINE + 4  # of a line that are kept: more than is shown
 CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 MAX_READ = 28_000  # characters of one read: under the 30,000 that the loop passes on
-# What models write in place of lines that they leave out
+# What models write for lines that they leave out
 PLACEHOLDER = re.compile(
     r"^[ \t]*(?:#|//|/\*|--|<!--|;)?[ \t]*(?:\.\.\.|…).*\b(?:rest|existing|unchanged|remaining)\b.*$",
     re.MULTILINE | re.IGNORECASE,
@@ -45,7 +45,10 @@ IMAGE = re.compile(
 
 @tool(concurrent=True, permission="read", default="allow", asks_itself=True, slips=slips.READ)
 def read(
-    ctx: ToolContext, path: str, offset: int = 0, limit: int = MAX_LINES
+    ctx: ToolContext,
+    path: str,
+    offset: int = 0,
+    limit: int = MAX_LINES,
 ) -> Generator[Any, None, ToolResult]:
     """Read a text file, up to 2000 lines or 28,000 characters at once; the end says how to go on.
 
@@ -71,9 +74,13 @@ def read(
 
 
 def _read_page(
-    ctx: ToolContext, file: IO[bytes], name: str, first: int, wanted: int
+    ctx: ToolContext,
+    file: IO[bytes],
+    name: str,
+    first: int,
+    wanted: int,
 ) -> tuple[Page, bytes]:
-    """Read a whole file. Returns (the wanted lines, the digest). Raises ToolError for binary files."""
+    """Read a file: (the wanted lines, the digest of all). Raises ToolError for a binary file."""
     head = file.read(8192)
     if b"\0" in head or head.startswith(PDF):
         raise ToolError(_say_binary(name, os.fstat(file.fileno()).st_size, head))
@@ -115,7 +122,12 @@ def _say_binary(name: str, size: int, head: bytes) -> str:
     return f"{name} is a binary file of {size:,} bytes"
 
 
-def _pieces(ctx: ToolContext, file: IO[bytes], start: int, digest: Any = None) -> Iterator[bytes]:
+def _pieces(
+    ctx: ToolContext,
+    file: IO[bytes],
+    start: int,
+    digest: Any = None,
+) -> Iterator[bytes]:
     """The file from `start`, piece by piece; the digest gets them, too."""
     file.seek(start)
     while piece := file.read(PIECE):

@@ -59,7 +59,7 @@ def first_filled(lines: Iterable[str]) -> str:
 
 
 def as_new_lines(own: Sequence[str], old: Sequence[str], new: Sequence[str]) -> list[str]:
-    """Old lines in the indentation of the file, if the new ones have it and only the old ones not."""
+    """Old lines in the indentation of the file, if the new ones have it and the old ones not."""
     more, _ = shift(own, old) or ("", "")
     if more and filled(new) and _least_indent(new) == _least_indent(old) + len(more):
         return _deeper(more, old)
@@ -75,7 +75,12 @@ def _deeper(indent: str, lines: Iterable[str]) -> list[str]:
     return [f"{indent}{line}" if line.strip() else line for line in lines]
 
 
-def indent_span(text: str, start: int, old: str, new: str) -> str:
+def indent_span(
+    text: str,
+    start: int,
+    old: str,
+    new: str,
+) -> str:
     """The new text of a span, indented if the old one leaves out the white space in front of it.
 
     Raises ToolError if that is uncertain.
@@ -155,11 +160,16 @@ def _reindent_around_one(missing: str, body: Sequence[str], below: str) -> list[
     return lines
 
 
-def indented(missing: str, old: Sequence[str], new: Sequence[str], below: str) -> list[str]:
+def indented(
+    missing: str,
+    old: Sequence[str],
+    new: Sequence[str],
+    below: str,
+) -> list[str]:
     """New lines as the file has them, if the first old one lacks the white space `missing`.
 
-    `old` are the filled lines, all but the first as in the file; `below` is the filled one after them.
-    Raises ToolError if it is uncertain which of the new lines lack the white space, too.
+    `old` are the filled lines, all but the first as in the file; `below` is the filled one after
+    them. Raises ToolError if it is uncertain which of the new lines lack the white space, too.
     """
     texts = filled(new)
     if not texts:
@@ -167,7 +177,8 @@ def indented(missing: str, old: Sequence[str], new: Sequence[str], below: str) -
     indent = indent_of(old[0])
     first = indent_of(texts[0])
     if first != indent:
-        # Only the old line lacks it; one that is the same but for white space may be meant otherwise
+        # Only the old line lacks it; one that is the same but for white space may be meant
+        # otherwise
         if first == missing + indent and texts != [missing + old[0]]:
             return list(new)
         raise ToolError(UNCERTAIN)
@@ -178,7 +189,12 @@ def indented(missing: str, old: Sequence[str], new: Sequence[str], below: str) -
     return [*new[:at], f"{missing}{texts[0]}", *new[at + 1 :]]
 
 
-def _lack_all(missing: str, old: str, new: Sequence[str], below: str) -> bool:
+def _lack_all(
+    missing: str,
+    old: str,
+    new: Sequence[str],
+    below: str,
+) -> bool:
     """Do all new lines lack the white space that the one old line lacks? Else only the first does.
 
     Raises ToolError if both may be so, or neither.
@@ -227,7 +243,12 @@ def _follows_first(own: int, new: Sequence[str], below: str) -> bool:
     return opens or len(indent_of(below)) <= _least_indent(new[1:])
 
 
-def _follows_all(missing: str, indent: str, new: Sequence[str], below: str) -> bool:
+def _follows_all(
+    missing: str,
+    indent: str,
+    new: Sequence[str],
+    below: str,
+) -> bool:
     """The same if all of them, which begin at `indent`, are moved by `missing`."""
     if _least_indent(new) < len(indent):
         return False

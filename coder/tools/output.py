@@ -26,7 +26,7 @@ UNDECODABLE = "\ufffd"
 
 
 class Output:
-    """Head and tail of a stream as text; the whole in a private file as soon as it is more than both."""
+    """Head and tail of a stream as text; if there is more, all of it in a private file."""
 
     def __init__(self, max_saved: int = MAX_SAVED) -> None:
         self.bytes = 0
@@ -134,6 +134,6 @@ class Output:
 
 
 def final_state(line: str) -> str:
-    """What a terminal shows of a line in the end: the text after the last return, without controls."""
+    """What a terminal shows of a line in the end: what follows the last return, no controls."""
     written = [part for part in line.split("\r") if part]
     return CONTROLS.sub("", written[-1]) if written else ""

@@ -74,7 +74,7 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
     return ToolResult("\n".join(change.summary for change in changes), details=details)
 
 
-# ---- where a hunk goes ----------------------------------------------------------------------
+# ---- the place of a hunk --------------------------------------------------------------------
 
 
 def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
@@ -92,7 +92,13 @@ def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
     return file.spliced(splices)
 
 
-def _locate(file: Text, hunk: Hunk, start: int, name: str, is_last: bool) -> int:
+def _locate(
+    file: Text,
+    hunk: Hunk,
+    start: int,
+    name: str,
+    is_last: bool,
+) -> int:
     """The first line of the one place that fits, or of the first one after the anchors."""
     old = lines_without("+", hunk.body)
     if hunk.line:
@@ -103,14 +109,19 @@ def _locate(file: Text, hunk: Hunk, start: int, name: str, is_last: bool) -> int
         return len(file.lines)
     for anchor in hunk.anchors:
         start = _find(file, [f" {anchor}"], start, name)[0] + 1
-    found = _find(file, hunk.body, _first_line(file, hunk, old, start), name)
-    is_below_anchor = bool(hunk.anchors) and found[0] >= start
+    fits = _find(file, hunk.body, _first_line(file, hunk, old, start), name)
+    is_below_anchor = bool(hunk.anchors) and fits[0] >= start
     if hunk.line or not is_below_anchor:
-        _refuse_several(found)
-    return found[0]
+        _refuse_several(fits)
+    return fits[0]
 
 
-def _first_line(file: Text, hunk: Hunk, old: list[str], start: int) -> int:
+def _first_line(
+    file: Text,
+    hunk: Hunk,
+    old: list[str],
+    start: int,
+) -> int:
     """The first line at which a hunk may be that comes after the line before `start`."""
     if hunk.anchors and old:  # models repeat the anchor as the first line of the hunk
         start -= 1
@@ -119,24 +130,29 @@ def _first_line(file: Text, hunk: Hunk, old: list[str], start: int) -> int:
     return start
 
 
-def _refuse_several(found: list[int]) -> None:
+def _refuse_several(fits: list[int]) -> None:
     """Raises ToolError if a hunk fits at several lines."""
-    if len(found) > 1:
-        numbers = ", ".join(f"{at + 1}" for at in found[:MAX_LISTED])
+    if len(fits) > 1:
+        numbers = ", ".join(f"{at + 1}" for at in fits[:MAX_LISTED])
         way = "Give more lines that stay around the change, or an anchor (@@ LINE) above it."
         raise ToolError(f"it fits at lines {numbers}. {way}")
 
 
-def _find_by_number(file: Text, hunk: Hunk, old: list[str], start: int) -> int | None:
+def _find_by_number(
+    file: Text,
+    hunk: Hunk,
+    old: list[str],
+    start: int,
+) -> int | None:
     """The place of a hunk with git's header: the only one, or else the one with that number.
 
     git names the function that a hunk is in, which may begin above the hunk before.
     """
     if not old and file.lines:
         raise ToolError("it has new lines only. Give 3 lines that stay before or after them.")
-    found = file.find(old, start)
-    at = found[0] if len(found) == 1 else hunk.line - 1
-    if at not in found:
+    fits = file.find(old, start)
+    at = fits[0] if len(fits) == 1 else hunk.line - 1
+    if at not in fits:
         return None
     for anchor in hunk.anchors:
         lines = file.find([anchor])
@@ -145,12 +161,17 @@ def _find_by_number(file: Text, hunk: Hunk, old: list[str], start: int) -> int |
     return at
 
 
-def _find(file: Text, body: list[str], start: int, name: str) -> list[int]:
-    """The lines from `start` at which the old ones of marked lines are. Raises ToolError with advice."""
+def _find(
+    file: Text,
+    body: list[str],
+    start: int,
+    name: str,
+) -> list[int]:
+    """The lines at which the old ones of marked lines are, from `start`. Raises ToolError."""
     old = lines_without("+", body)
-    found = file.find(old, start)
-    if found:
-        return found
+    fits = file.find(old, start)
+    if fits:
+        return fits
     has_new = any(line[0] == "+" for line in body)
     new = lines_without("-", body) if has_new else []
     if start:
@@ -163,10 +184,10 @@ def _find(file: Text, body: list[str], start: int, name: str) -> list[int]:
 
 @dataclass
 class Change:
-    """What a section does: `data` replaces `old` at `place`, and the file `gone` goes."""
+    """What a section does: `data` replaces `old` at `target`, and the file `gone` goes."""
 
     title: str
-    place: Path
+    target: Path
     moved: str = ""  # git's words for a new name
     diff: str = ""  # "" if no line changes
     data: bytes | None = None
@@ -194,44 +215,49 @@ def _plan(
     if section.kind != "Add":
         path = paths.without_prefix(ctx, path)
     is_followed = section.kind == "Update" and not section.move
-    place = workspace.to_write(ctx, path, follow=is_followed)
-    yield from workspace.ask_to_show(ctx, place)
-    new_place = place
+    target = workspace.to_write(ctx, path, follow=is_followed)
+    yield from workspace.ask_to_show(ctx, target)
+    new_target = target
     if section.move:
-        new_place = workspace.to_write(ctx, section.move, follow=False)
-    state = workspace.state_of(place)
-    if place in states or new_place in states:
+        new_target = workspace.to_write(ctx, section.move, follow=False)
+    state = workspace.state_of(target)
+    if target in states or new_target in states:
         raise ToolError("it is in the patch twice. Put all that changes in it into one section.")
-    if new_place != place and workspace.state_of(new_place):
-        raise ToolError(f"{workspace.shown(ctx, new_place)} exists already. Take another name.")
-    states[place] = state
-    states.setdefault(new_place, None)
+    if new_target != target and workspace.state_of(new_target):
+        raise ToolError(f"{workspace.shown(ctx, new_target)} exists already. Take another name.")
+    states[target] = state
+    states.setdefault(new_target, None)
     with paths.naming_near(ctx, path):
         if section.kind == "Delete":
-            return _plan_removal(ctx, place)
+            return _plan_removal(ctx, target)
         if section.kind == "Add":
-            return _plan_file(ctx, place, section, is_there=state is not None)
-        return _plan_update(ctx, place, new_place, section)
+            return _plan_file(ctx, target, section, is_there=state is not None)
+        return _plan_update(ctx, target, new_target, section)
 
 
-def _plan_removal(ctx: ToolContext, place: Path) -> Change:
-    name = workspace.shown(ctx, place)
-    if not place.is_symlink():
-        with workspace.opened(place, name) as file:
-            digest = ctx.seen.get(place)
+def _plan_removal(ctx: ToolContext, target: Path) -> Change:
+    name = workspace.shown(ctx, target)
+    if not target.is_symlink():
+        with workspace.opened(target, name) as file:
+            digest = ctx.seen.get(target)
             if digest and digest != hashlib.file_digest(file, "sha256").digest():
                 raise workspace.changed_error(name)
-    return Change(f"D {name}", place, gone=place)
+    return Change(f"D {name}", target, gone=target)
 
 
-def _plan_file(ctx: ToolContext, place: Path, section: Section, is_there: bool) -> Change:
+def _plan_file(
+    ctx: ToolContext,
+    target: Path,
+    section: Section,
+    is_there: bool,
+) -> Change:
     """A new file, or one that the model has read and writes anew."""
-    name = workspace.shown(ctx, place)
-    file = load_known(ctx, place) if is_there else Text("")
+    name = workspace.shown(ctx, target)
+    file = load_known(ctx, target) if is_there else Text("")
     text = "".join(line[1:] + file.newline for hunk in section.hunks for line in hunk.body)
     change = Change(
         title=f"A {name}",
-        place=place,
+        target=target,
         diff=diff(file.text, text, name),
         data=file.encoded(text),
     )
@@ -243,22 +269,27 @@ def _plan_file(ctx: ToolContext, place: Path, section: Section, is_there: bool) 
     return change
 
 
-def _plan_update(ctx: ToolContext, place: Path, new_place: Path, section: Section) -> Change:
-    name = workspace.shown(ctx, place)
-    file = load(ctx, place)
+def _plan_update(
+    ctx: ToolContext,
+    target: Path,
+    new_target: Path,
+    section: Section,
+) -> Change:
+    name = workspace.shown(ctx, target)
+    file = load(ctx, target)
     text = apply_hunks(file, section.hunks, name)
     change = Change(
         title=f"M {name}",
-        place=new_place,
+        target=new_target,
         diff=diff(file.text, text, name),
         data=file.encoded(text),
         had_changed=file.has_changed,
     )
-    if new_place != place:
-        new_name = workspace.shown(ctx, new_place)
+    if new_target != target:
+        new_name = workspace.shown(ctx, new_target)
         change.title = f"R {name} -> {new_name}"
         change.moved = f"rename from {name}\nrename to {new_name}"
-        change.gone = place
+        change.gone = target
     elif text == file.text:
         raise ToolError(NOTHING_TO_DO)
     else:
@@ -287,29 +318,34 @@ def _write_all(ctx: ToolContext, changes: list[Change]) -> None:
         if problems:
             end = f"Not all could be put back: {'; '.join(problems)}"
         raise ToolError(f"{error}\nThe patch was not applied. {end}") from None
-    for place in aside:
-        _attempt(problems, workspace.remove, place)
+    for target in aside:
+        _attempt(problems, workspace.remove, target)
 
 
-def _write(ctx: ToolContext, change: Change, data: bytes, later: Any) -> None:
+def _write(
+    ctx: ToolContext,
+    change: Change,
+    data: bytes,
+    later: Any,
+) -> None:
     """Write a file; `later` takes the steps that would take this back."""
-    place = change.place
-    missing = [folder for folder in place.parents if not folder.exists()]
+    target = change.target
+    missing = [folder for folder in target.parents if not folder.exists()]
     for folder in reversed(missing):
         later(workspace.remove, folder, os.rmdir)
     like = os.lstat(change.gone) if change.gone else None
-    change.notes = workspace.save(ctx, place, data, like, had_changed=change.had_changed)
+    change.notes = workspace.save(ctx, target, data, like, had_changed=change.had_changed)
     if change.old is None:
-        later(workspace.remove, place)
+        later(workspace.remove, target)
     else:
-        later(workspace.save, ctx, place, change.old)
+        later(workspace.save, ctx, target, change.old)
 
 
-def _put_aside(place: Path, later: Any) -> Path:
+def _put_aside(target: Path, later: Any) -> Path:
     """Give a file that goes another name, until all changes are done. Returns its path."""
-    aside = place.with_name(workspace.temporary_name())
-    _rename(place, aside.name)
-    later(_rename, aside, place.name)
+    aside = target.with_name(workspace.temporary_name())
+    _rename(target, aside.name)
+    later(_rename, aside, target.name)
     return aside
 
 
@@ -322,6 +358,6 @@ def _attempt(problems: list[str], step: Callable[..., object], *arguments: Any) 
             problems.append(str(error))
 
 
-def _rename(place: Path, name: str) -> None:
-    with workspace.folder_of(place) as folder:
-        os.rename(place.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+def _rename(target: Path, name: str) -> None:
+    with workspace.folder_of(target) as folder:
+        os.rename(target.name, name, src_dir_fd=folder, dst_dir_fd=folder)

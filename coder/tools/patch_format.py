@@ -34,7 +34,7 @@ class Hunk:
 
 @dataclass
 class Section:
-    """What a patch says of one file: Add, Update or Delete. The lines of a new file are one hunk."""
+    """The part of a patch for one file: Add, Update or Delete. A new file is one hunk."""
 
     kind: str
     path: str

@@ -1,7 +1,8 @@
 """Paths as models write them: what was meant if that is certain, else names that are near.
 
-A path is mended only to read, and only if nothing has exactly this path: `file://`, quotes, the line
-after a name (`app.py:12`), the a/ of a diff. For everything else the error names what is there.
+A path is mended only to read, and only if nothing has exactly this path: `file://`, quotes, the
+line after a name (`app.py:12`), the a/ of a diff. For everything else the error names what is
+there.
 """
 
 from __future__ import annotations
@@ -58,7 +59,12 @@ def _without_marks(path: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def naming_near(ctx: ToolContext, path: str, what: str = "file", way: str = "") -> Iterator[None]:
+def naming_near(
+    ctx: ToolContext,
+    path: str,
+    what: str = "file",
+    way: str = "",
+) -> Iterator[None]:
     """Turn the error for a missing file into one with the model's path and paths that are near.
 
     If none is near, it has the `way` to go on.

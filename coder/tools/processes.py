@@ -1,13 +1,13 @@
 """What commands leave running, ended at a time-out, an abort and the end of the program.
 
-A command is a session and a group of its own, and its children have its mark in their environment. A
-child can leave the group (setsid) and drop the mark (env -i), so the command line adopts orphans as
-well (`adopt_orphans`). After a kill -9 a guard ends all: PR_SET_PDEATHSIG would reach a command's shell
-alone, not what that has started.
+A command is a session and a group of its own, and its children have its mark in their environment.
+A child can leave the group (setsid) and drop the mark (env -i), so the command line adopts orphans
+as well (`adopt_orphans`). After a kill -9 a guard ends all: PR_SET_PDEATHSIG would reach a
+command's shell alone, not what that has started.
 
-A program that uses the library has children of its own, which are neither ended nor waited for here:
-there, commands' children are known by the mark, by the groups, by descent from a command at its
-time-out, and by the sandbox.
+A program that uses the library has children of its own, which are neither ended nor waited for
+here: there, only the mark, the groups, the descent from a command at its time-out and the sandbox
+tell what is a command's.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from typing import NamedTuple
 from coder.tools.secrets import environment
 
 GRACE = 0.5  # seconds between TERM and KILL
-MARK = "CODER_COMMAND"  # environment variable by which a command's children are known
+MARK = "CODER_COMMAND"  # environment variable that marks a command's children
 PR_SET_CHILD_SUBREAPER = 36
 PAUSE = 0.005  # seconds between two looks at what is left
-ROUNDS = 200  # looks, until what was killed is given up
+ROUNDS = 200  # looks at what was killed, until it is given up
 
-# It runs in the background of a shell that ends at once, so a program that waits for its children does
-# not wait for it. Descriptor 3 is a pipe whose other end closes when this process ends in any way.
+# It runs in the background of a shell that ends at once, so a program that waits for its children
+# does not wait for it. Descriptor 3 is a pipe whose other end closes when this process ends in any
+# way.
 GUARD = """
 exec 3<&0
 {{
@@ -233,10 +234,10 @@ def adopt_orphans() -> None:
 def _orphans() -> dict[int, Process]:
     """Commands' children that have lost their parent, zombies included.
 
-    Those are this program's children in another session than its own: a command's processes can never
-    come back into its session (setsid(2)), where the user's editor and `!commands` are. Orphans come to
-    the main thread. What another thread has started, such as MCP servers, is not one; nor is what was
-    there before the first command.
+    Those are this program's children in another session than its own: a command's processes can
+    never come back into its session (setsid(2)), where the user's editor and `!commands` are.
+    Orphans come to the main thread. What another thread has started, such as MCP servers, is not
+    one; nor is what was there before the first command.
     """
     own = os.getpid()
     try:
@@ -259,10 +260,10 @@ def _orphans() -> dict[int, Process]:
 def end_orphans(since: int = 0, spared: str = SERVERS) -> bool:
     """KILL what commands have left and what that has started, from this time on.
 
-    What has a mark that begins with `spared` stays, and so do the user's own. Only children are killed:
-    nobody else gets their numbers before they are waited for. What they have started comes to this
-    program when they end, and is killed in the next round. Returns whether all is gone; False if
-    orphans go elsewhere.
+    What has a mark that begins with `spared` stays, and so do the user's own. Only children are
+    killed: nobody else gets their numbers before they are waited for. What they have started comes
+    to this program when they end, and is killed in the next round. Returns whether all is gone;
+    False if orphans go elsewhere.
     """
     if not _is_adopting:
         return False

@@ -1,7 +1,7 @@
 """grep and glob: what they find, and what they say if it is too much or nothing.
 
-search_programs.py does the search. grep leaves out files that may hold secrets, whether they match or
-not: that a file matches would tell what is in it.
+search_programs.py does the search. grep leaves out files that may hold secrets, whether they match
+or not: that a file matches would tell what is in it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def grep(
     context: int = 0,
     limit: int = MAX_MATCHES,
 ) -> Generator[Any, None, ToolResult]:
-    """Search file contents with a regular expression: the path of each file, then `line:text` per match.
+    """Search file contents with a regular expression: the path of each file, then `line:text` per
+    match.
 
     pattern: regular expression
     path: file or folder, default the workspace
@@ -173,7 +174,7 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
     if not target.is_dir():
         near = "" if target.exists() else paths.did_you_mean(ctx, path)
         raise ToolError(f"{path} is not a folder{near}")
-    found = list[tuple[float, str]]()  # its age, a file
+    files = list[tuple[float, str]]()  # its age, a file
     wanted = _from_the_folder(ctx, pattern)
     with contextlib.ExitStack() as stack:
         search = Search(ctx, target, wanted, stack)
@@ -185,17 +186,17 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
             with contextlib.suppress(OSError):
                 info = os.stat(search.cwd / name, follow_symlinks=False)
                 if stat.S_ISREG(info.st_mode):
-                    found.append((-info.st_mtime, shown))
-    found.sort()
-    lines = [workspace.escaped(shown) for _, shown in found[:MAX_FILES]]
-    if len(found) > MAX_FILES:
-        lines.append(f"({MAX_FILES} of {len(found)} files, the newest; narrow the pattern)")
+                    files.append((-info.st_mtime, shown))
+    files.sort()
+    lines = [workspace.escaped(shown) for _, shown in files[:MAX_FILES]]
+    if len(files) > MAX_FILES:
+        lines.append(f"({MAX_FILES} of {len(files)} files, the newest; narrow the pattern)")
     text = "\n".join(lines) or _say_no_files(target, wanted)
-    return ToolResult(text, details={"files": len(found)})
+    return ToolResult(text, details={"files": len(files)})
 
 
 def _from_the_folder(ctx: ToolContext, pattern: str) -> str:
-    """The pattern without the path of the workspace; no file is found outside the folder that is searched."""
+    """The pattern without the path of the workspace: the search stays in its folder."""
     return pattern.removeprefix(f"{ctx.cwd}/").lstrip("/") or "**"
 
 

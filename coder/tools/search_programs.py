@@ -1,8 +1,8 @@
 """The programs that search: ripgrep if it is installed, else git, else a plain walk; and globs.
 
 Binary files, .git and what .gitignore names are skipped, and links are not followed. A search is a
-child process, so that it can be stopped; it starts in the folder as it was opened, so that a link that
-takes the folder's name leads nowhere.
+child process, so that it can be stopped; it starts in the folder as it was opened, so that a link
+that takes the folder's name leads nowhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMEOUT = 30  # seconds of one search
 MAX_SHOWN = 500  # characters of one line
 MAX_KEPT = 1 << 20  # bytes of one line of output
 MAX_NOTES = 10  # lines of a program's standard error
-MAX_WAYS = 1000  # that the braces of a pattern may stand for
+MAX_WAYS = 1000  # that the braces of a pattern may mean
 
 RIPGREP = "--null --hidden --glob=!.git"
 RIPGREP_GREP = """--with-filename --line-number --column --no-heading --color=never --sort=path
@@ -66,7 +66,7 @@ class Wanted(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A match, or a line around one. `begins_group`: the line before it in the file is not shown."""
+    """A match, or a line around one. `begins_group`: the line before it is not shown."""
 
     name: str
     number: int
@@ -84,11 +84,16 @@ class Search:
     """A folder that is open, or a file in it, and the programs that search there.
 
     `cwd` names the folder, whatever its path leads to by then; `stdin` is the file; `notes` are the
-    program's other lines, `code` its exit code. Raises ToolError if there is no such file or folder.
+    program's other lines, `code` its exit code. Raises ToolError if there is no such file or
+    folder.
     """
 
     def __init__(
-        self, ctx: ToolContext, target: Path, glob: str, stack: contextlib.ExitStack
+        self,
+        ctx: ToolContext,
+        target: Path,
+        glob: str,
+        stack: contextlib.ExitStack,
     ) -> None:
         self.ctx = ctx
         self.target = target
@@ -156,7 +161,7 @@ class Search:
         self.notes.append(text)
 
     def _say_why(self) -> str:
-        """Why the search failed, by the program's last line: the lines before it draw the pattern."""
+        """Why the search failed: the program's last line. Those before it draw the pattern."""
         said = [note for note in self.notes if note.strip()]
         if not said:
             return f"the search ended with exit code {self.code}"
@@ -212,7 +217,7 @@ class Search:
         return [package, pattern, flags, str(wanted.context), *names]
 
     def _find(self, name: str) -> str:
-        """A program that reads rules of what is ignored; "" if there is none, or a pipe is in the way."""
+        """A program that reads rules of what is ignored, or ""; it would wait for rules in a pipe."""
         return "" if self.waits else find_program(name, self.ctx.cwd)
 
     def names(self) -> Iterator[str]:
@@ -292,7 +297,12 @@ def print_matches(pattern: str, flags: str, context: str, *names: str) -> None:
             _print_matches_in(path, data, wanted, int(context))
 
 
-def _print_matches_in(path: str, data: bytes, wanted: re.Pattern[str], context: int) -> None:
+def _print_matches_in(
+    path: str,
+    data: bytes,
+    wanted: re.Pattern[str],
+    context: int,
+) -> None:
     if not data or b"\0" in data:
         return
     lines = data.removesuffix(b"\n").split(b"\n")
@@ -348,7 +358,7 @@ class Glob:
         self.ways = [_parts_of(way) for way in _ways_of(plain)]
 
     def names(self) -> list[str]:
-        """Patterns of which one fits the name of each file, for the programs; [] for any name."""
+        """Patterns for the names of files, for the programs; [] for any name."""
         if self.is_negated:
             return []
         names = [way[-1] for way in self.ways]
@@ -364,7 +374,7 @@ class Glob:
 
 
 def _ways_of(pattern: str) -> list[str]:
-    """The patterns without braces that one with braces stands for."""
+    """The patterns without braces that one with braces means."""
     ways = [pattern]
     while len(ways) < MAX_WAYS:
         braces = BRACES.search(ways[0])
@@ -378,7 +388,7 @@ def _ways_of(pattern: str) -> list[str]:
 
 
 def _parts_of(way: str) -> list[str]:
-    """The names of a pattern, one for each folder; without a slash it is a name at any depth."""
+    """The parts of a pattern between slashes; without a slash it is a name at any depth."""
     parts = way.split("/") if "/" in way else ["**", way]
     if parts[-1] in ("", "**"):
         return [*parts[:-1], "**", "*"]

@@ -1,4 +1,5 @@
-"""Secrets by their names: files (`.env`, private keys), variables, headers; the environment of commands.
+"""Secrets by their names: files (`.env`, private keys), variables, headers; the environment of
+commands.
 
 The patterns are compiled when they are first used, which most starts never do.
 """
@@ -49,7 +50,7 @@ SECRET = (
     # An ASKPASS is a program
     "|(?<!COM|ASK|SUR)(?<!BY)(?<!OVER|TRES)(?<!UNDER)PASS[0-9]*$"
 )
-# A colon and digits before a path are a port; what stands alone before an @ is mostly a token.
+# A colon and digits before a path are a port; what is alone before an @ is mostly a token.
 SCHEME = "(?i)(?:basic|bearer|token) +"  # in front of a header's secret
 PASSWORD = r"(?i)://[^\s/@:\[]*:(?!\d+[/?#])[^\s@]+@|https?://[^\s/@:?#]+@"
 # Names of sockets and files, without which git and X do not work, and of persons
@@ -110,7 +111,7 @@ def environment() -> dict[str, str]:
 def clean_path(path: str) -> str:
     """Take the relative folders out of a PATH: the `ls` or `git` of a workspace must not be run.
 
-    An empty PATH would mean the workspace, too; the system's own takes its place.
+    An empty PATH would mean the workspace, too; the system's own is used instead.
     """
     folders = [folder for folder in path.split(os.pathsep) if os.path.isabs(folder)]
     return os.pathsep.join(folders) or os.defpath

@@ -1,6 +1,7 @@
 """The slips of models that the built-in tools take, and what they say to those that they refuse.
 
-The names are those of Claude Code, opencode, codex, gemini-cli, Cline and their like. See coder/slips.py.
+The names are those of Claude Code, opencode, codex, gemini-cli, Cline and their like. See
+coder/slips.py.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _convert_read(arguments: Arguments) -> Arguments:
 
 
 def _line_range(arguments: Arguments) -> tuple[int, int] | None:
-    """The first and the last line, if the arguments have a range in a form that is known."""
+    """The first and the last line, if the arguments have a range of lines."""
     bounds: Any = arguments.get("view_range")
     if bounds is None and "start_line" in arguments:
         bounds = [arguments["start_line"], arguments.get("end_line", -1)]
@@ -181,7 +182,7 @@ def _convert_patch(arguments: Arguments) -> Arguments:
 
 
 def _whole_patch(argument: str) -> str:
-    """The patch that a unified diff or a patch in another envelope means; anything else unchanged."""
+    """The patch that a unified diff or another envelope means; anything else unchanged."""
     text = argument.strip().replace("\r\n", "\n")
     fenced = FENCE.fullmatch(text)
     if fenced:

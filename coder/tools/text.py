@@ -1,4 +1,4 @@
-"""The text of a file that is changed: its lines, where given lines are in it, and diffs."""
+"""The text of a file that is changed: its lines, the search for lines in it, and diffs."""
 
 from __future__ import annotations
 
@@ -87,12 +87,17 @@ def load_known(ctx: ToolContext, target: Path) -> Text:
 class Text:
     """The text of a file and its lines. Bytes that are not UTF-8 survive in it as surrogates.
 
-    `joined` is all lines, each with a newline. If all lines of the file end in CRLF, it has none. If
-    only some do, a CR is white space at the end of its line, and new lines get the commoner ending.
-    `has_changed`: the file is not as the session has read it.
+    `joined` is all lines, each with a newline. If all lines of the file end in CRLF, it has none.
+    If only some do, a CR is white space at the end of its line, and new lines get the commoner
+    ending. `has_changed`: the file is not as the session has read it.
     """
 
-    def __init__(self, text: str, bom: bytes = b"", has_changed: bool = False) -> None:
+    def __init__(
+        self,
+        text: str,
+        bom: bytes = b"",
+        has_changed: bool = False,
+    ) -> None:
         self.text = text
         self.bom = bom
         self.has_changed = has_changed
@@ -122,7 +127,7 @@ class Text:
         return self.bom + text.encode("utf-8", "surrogateescape")
 
     def searched(self, old: str) -> str:
-        """`joined`, without the newline that the file does not end with if that is what is sought."""
+        """`joined`, but a search for a newline does not see the one that the file lacks."""
         if old == "\n" and not self.is_ended:
             return self.joined[:-1]
         return self.joined
@@ -151,23 +156,28 @@ class Text:
         return self.restored("".join(parts))
 
     def find(self, wanted: Sequence[str], start: int = 0) -> list[int]:
-        """The lines from `start` at which the wanted lines are, in the strictest view that finds any."""
+        """The lines at which the wanted ones are, from `start`, in the strictest view that fits."""
         views = VIEWS[:1] if self.has_changed else VIEWS
         for view in views:
-            found = self._find_in(view, wanted, start)
-            if found:
-                return found
+            fits = self._find_in(view, wanted, start)
+            if fits:
+                return fits
         return []
 
-    def _find_in(self, view: Callable[[str], str], wanted: Sequence[str], start: int) -> list[int]:
+    def _find_in(
+        self,
+        view: Callable[[str], str],
+        wanted: Sequence[str],
+        start: int,
+    ) -> list[int]:
         seen = [view(line) for line in self.lines]
         sought = [view(line) for line in wanted]
-        found = list[int]()
+        fits = list[int]()
         for at in range(start, len(seen) - len(wanted) + 1):
             end = at + len(wanted)
             if seen[at:end] == sought and shift(self.lines[at:end], wanted):
-                found.append(at)
-        return found
+                fits.append(at)
+        return fits
 
     def changes(self, at: int, body: Sequence[str]) -> list[Splice]:
         """What the marked lines change if their old ones fit at line `at`."""

@@ -1,10 +1,10 @@
 """Files of the workspace: what a path leads to, opening, replacing; private folders.
 
-A path that was checked may lead elsewhere a moment later, when one of its folders has become a link.
-So it is opened from the root on, folder by folder and through no link, and a file is named relative
-to its folder's descriptor. A file is wholly old or wholly new; mode and owner stay; a file that
-changed on disk since it was read is not overwritten. A kill -9 during a write leaves the old file
-and a .coder-*.tmp.
+A path that was checked may lead elsewhere a moment later, when one of its folders has become a
+link. So it is opened from the root on, folder by folder and through no link, and a file is named
+relative to its folder's descriptor. A file is wholly old or wholly new; mode and owner stay; a file
+that changed on disk since it was read is not overwritten. A kill -9 during a write leaves the old
+file and a .coder-*.tmp.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def resolve(ctx: ToolContext, path: str, follow: bool = True) -> Path:
 
 
 def real(path: Path) -> Path:
-    """A path with links followed; unchanged if a link cannot be read: then nothing is opened there."""
+    """A path with links followed; unchanged if one cannot be read: opening it fails then."""
     with contextlib.suppress(OSError):
         target = Path(os.path.realpath(path))
         # From Python 3.13 on, a link that cannot be read is no error, and the path ends with it
@@ -239,7 +239,12 @@ def _write_new(
             os.fsync(fd)
 
 
-def fill_file(target: Path, data: bytes, mode: int, inode: int) -> bool:
+def fill_file(
+    target: Path,
+    data: bytes,
+    mode: int,
+    inode: int,
+) -> bool:
     """Write into the file with this inode, for all of its names; not at once. Raises OSError.
 
     False if the path has another file by now.
@@ -375,7 +380,7 @@ def make_private(folder: Path, close: bool = False) -> None:
 
 @cache
 def private_folder() -> Path:
-    """A temporary folder of this process alone, links resolved. It is removed when the process ends."""
+    """A temporary folder of this process alone, links resolved, until the process ends."""
     _remove_left_folders()
     folder = real(Path(tempfile.mkdtemp(prefix=f"coder-{os.getpid()}-")))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
