@@ -102,15 +102,21 @@ def _near(ctx: ToolContext, path: str) -> Iterator[str]:
     if tail:
         yield tail
     wanted = parts[-1].lower()
-    by_name = dict[str, list[str]]()
-    for file in _files(ctx):
-        by_name.setdefault(os.path.basename(file).lower(), []).append(file)
+    by_name = _files_by_name(ctx)
     names = difflib.get_close_matches(wanted, by_name, MAX_NAMED, NEAR)
     if not names:
         names = [name for name in by_name if _is_short_for(name, wanted)]
     for name in names:
         for file in by_name[name]:
             yield workspace.escaped(file)
+
+
+def _files_by_name(ctx: ToolContext) -> dict[str, list[str]]:
+    """The files and folders of the workspace by their names in small letters."""
+    by_name = dict[str, list[str]]()
+    for file in _files(ctx):
+        by_name.setdefault(os.path.basename(file).lower(), []).append(file)
+    return by_name
 
 
 def _is_short_for(name: str, wanted: str) -> bool:

@@ -200,8 +200,7 @@ def put_file(
 ) -> None:
     """Replace a file at once, by a file or by the link to `data`, as `mode` says.
 
-    Makes missing folders. `sync`: a power cut loses nothing, which takes 5 ms. Raises OSError; then
-    nothing has changed.
+    Makes missing folders. `sync`: a power cut loses nothing (5 ms). Raises OSError; nothing changed.
     """
     name = temporary_name()
     with folder_of(target, make=True) as folder:
