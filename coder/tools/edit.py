@@ -55,9 +55,7 @@ def edit(
     old = old_string.replace("\r\n", "\n")
     new = new_string.replace("\r\n", "\n")
     count = file.count(old) if replace_all else 0
-    many = ""
-    if count > 1:
-        many = f" in {count} places"
+    many = f" in {count} places" if count > 1 else ""
     if count > 1 or (count and new):  # a single one that goes may take its line with it
         text = _replace_all(file, old, new)
     else:
