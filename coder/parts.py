@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -35,11 +35,7 @@ from coder.settings import (
     needed,
     optional,
 )
-from coder.tools.bash import bash
-from coder.tools.edit import edit
-from coder.tools.files import ls, read, write
-from coder.tools.patch import apply_patch
-from coder.tools.search import glob, grep
+from coder.tools import built_in
 from coder.toolset import Tool, Toolset, tool
 
 if TYPE_CHECKING:
@@ -55,12 +51,11 @@ if TYPE_CHECKING:
 PARALLEL = optional("coder.agent.parallel")
 USER_TOOLS = optional("coder.agent.user_tools")
 TOOLSET: type[Toolset] = PARALLEL.ParallelTools if PARALLEL else Toolset
-SEARCHING: tuple[Tool, ...] = (bash, grep, glob, ls)
+TOOLS: tuple[Tool, ...] = built_in.TOOLS
+PATCHING: tuple[Tool, ...] = built_in.PATCHING
 if USER_TOOLS:
-    SEARCHING = (*SEARCHING, USER_TOOLS.todo)
-TOOLS = (read, write, replace(edit, twin=apply_patch), *SEARCHING)
-# For the GPT-5 family, which is trained on it
-PATCHING = (read, replace(apply_patch, twin=edit), *SEARCHING)
+    TOOLS = (*TOOLS, USER_TOOLS.todo)
+    PATCHING = (*PATCHING, USER_TOOLS.todo)
 OF_A_SESSION = {"task", "ask_user"}  # names of tools that are made later
 
 

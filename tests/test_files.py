@@ -21,10 +21,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from coder.tools.edit import diff
 from coder.tools.files import ls, read
+from coder.tools.repository import git_folders, writable_git_folders
 from coder.tools.search import glob, grep
-from coder.tools.workspace import git_folders, read_small_file, save, writable_git_folders
+from coder.tools.text import diff
+from coder.tools.workspace import read_small_file, save
 from coder.toolset import ToolContext
 from tests.harness import to_become_links
 from tests.terminal import ROOT, promptly, until
@@ -51,6 +52,8 @@ def unreadable() -> Iterator[str]:
 
 TEN = "".join(f"line {number}\n" for number in range(1, 11))
 LONG = "x" * ((1 << 20) - 3) + "\nÄÖ\r\nnext\n" + "y" * (2 << 20) + "\nend"
+CUT = "… (line cut; {:,} characters)".format
+NEXT = "\n\n(the next part of line {0}, with bash: sed -n {0}p a | cut -c 2001-4000)".format
 FIRST = "x\n\n(lines 1-1 of {}; use offset=2 to go on)".format
 READS: list[tuple[str | bytes, dict[str, int], str]] = [
     ("one\n\n  three\nfour", {}, "one\n\n  three\nfour"),
@@ -62,11 +65,15 @@ READS: list[tuple[str | bytes, dict[str, int], str]] = [
     (TEN, {"offset": -50, "limit": 1}, "line 1\n\n(lines 1-1 of 10; use offset=2 to go on)"),
     (TEN, {"offset": 11}, "Error: offset 11 is past the end: the file has 10 lines"),
     (LONG, {"offset": 2, "limit": 2}, "2\tÄÖ\n3\tnext\n\n(lines 2-3 of 5; use offset=4 to go on)"),
-    (LONG, {"offset": 4}, f"4\t{'y' * 2000} … (line cut)\n5\tend"),
+    (LONG, {"offset": 4}, f"4\t{'y' * 2000} {CUT(2 << 20)}\n5\tend{NEXT(4)}"),
     (LONG, {"offset": 5}, "5\tend"),
     ("x\n" * (1 << 20), {"limit": 1}, FIRST(1 << 20)),
     ("x\n" * (1 << 20) + "e", {"limit": 1}, FIRST((1 << 20) + 1)),
-    (f"{'😀' * 2000}\n{'é' * 2001}\n", {}, f"{'😀' * 2000}\n{'é' * 2000} … (line cut)"),
+    (
+        f"{'😀' * 2000}\n{'é' * 2001}\n",
+        {},
+        f"{'😀' * 2000}\n{'é' * 2000} {CUT(2001)}{NEXT(2)}",
+    ),
     (b"one\r\ntwo\r\n", {}, "one\ntwo"),
     (codecs.BOM_UTF8 + b"one\ntwo\n", {}, "one\ntwo"),
     (b"caf\xe9\n", {}, "caf\ufffd"),
@@ -123,6 +130,7 @@ def test_a_file_that_is_there_by_an_odd_name_is_read_by_it(ws: Workspace) -> Non
         ("C:\\work\\src\\app.py", "did you mean src/app.py?"),
         ("SRC/App.py", "there is no file SRC/App.py; did you mean src/app.py?"),
         ("src/apps.py", "did you mean src/app.py"),
+        ("src/application.py", "there is no file src/application.py; did you mean src/app.py?"),
         ("lib/app_test.py", "did you mean src/other/app_test.py?"),
         ("$HOME/app.py", "variables are not expanded here"),
         ("srcs", "did you mean src?"),
@@ -286,8 +294,10 @@ def test_a_large_file_is_read_in_little_memory(ws: Workspace, block: bytes) -> N
     with in_little_memory():
         said = ws("read", path="a", offset=last, limit=1)
     (ws.folder / "a").unlink()  # pytest keeps the folder
-    whole = "the words of a log" if last > 1 else f"{'a' * 2000} … (line cut)"
-    assert said == (f"{last}\t{whole}" if last > 1 else whole)
+    whole = f"{'a' * 2000} {CUT(100 << 20)}{NEXT(1)}"
+    if last > 1:
+        whole = f"{last}\tthe words of a log"
+    assert said == whole
 
 
 ODD_NAMES = {

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from coder.hooks import Hooks
 from coder.permissions.sanitize import escape_invisible
-from coder.tools.workspace import TOOL_FOLDERS, read_small_file, repository_top
+from coder.tools.repository import repository_top
+from coder.tools.workspace import TOOL_FOLDERS, read_small_file
 from coder.types import Message, Report, ToolCall, ToolResult
 
 NAMES = (("AGENTS.md", "CLAUDE.md"), ("ETCODE.md",))  # of each row the first that has text counts

@@ -19,14 +19,13 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from coder.tools.repository import git_folders, repository_top
 from coder.tools.workspace import (
     FILE,
     NEW_FILE,
     escaped,
-    git_folders,
     make_private,
     read_small_file,
-    repository_top,
     temporary_name,
 )
 

@@ -18,8 +18,9 @@ from pathlib import Path, PurePath
 
 from coder.permissions.shell import Argv
 from coder.tools.bash import find_program
+from coder.tools.repository import git_folders, writable_git_folders
 from coder.tools.secrets import environment, holds_secrets
-from coder.tools.workspace import git_folders, read_small_file, real, writable_git_folders
+from coder.tools.workspace import read_small_file, real
 
 MAX_ENTRIES = 20_000  # that are looked at
 LISTING_TIME = 10  # seconds for all that the rg of one line search to be listed

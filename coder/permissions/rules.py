@@ -25,11 +25,7 @@ from typing import Any, Literal, get_args
 
 from coder.permissions.ownership import check_ownership
 from coder.permissions.shell import joined, parse
-from coder.tools.bash import bash
-from coder.tools.edit import edit
-from coder.tools.files import ls, read, write
-from coder.tools.patch import apply_patch
-from coder.tools.search import glob, grep
+from coder.tools.built_in import PATCHING, TOOLS
 from coder.tools.workspace import read_small_file
 from coder.types import CoderError
 
@@ -37,7 +33,7 @@ Action = Literal["allow", "ask", "deny"]
 MAX_FILE = 1 << 16  # bytes of a workspace's rules that are read
 FLAG = "a flag"  # the source of a rule
 BUILT_IN_AGENT = "built-in agent"  # what the source begins with
-BUILT_IN = {tool.name: tool for tool in (read, write, edit, apply_patch, bash, grep, glob, ls)}
+BUILT_IN = {tool.name: tool for tool in (*TOOLS, *PATCHING)}
 # All kinds that are not of a tool of the user's own
 KINDS = {"mcp", "task", "external_directory", "doom_loop", "unconfined"}
 KINDS |= {tool.kind for tool in BUILT_IN.values()}

@@ -29,7 +29,8 @@ from coder.permissions.git_guard import Changes, GitGuard, describe
 from coder.permissions.landlock import limit_signals, restrict
 from coder.tools import processes
 from coder.tools.bash import DEFAULT_TIMEOUT, run_command
-from coder.tools.workspace import private_folder, writable_git_folders
+from coder.tools.repository import writable_git_folders
+from coder.tools.workspace import private_folder
 from coder.toolset import Tool, ToolContext
 from coder.types import CoderError, DeniedError, ToolCall, ToolResult
 

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from coder.tools.repository import git_folders, repository_top
 from coder.tools.secrets import environment
-from coder.tools.workspace import git_folders, make_private, read_small_file, repository_top
+from coder.tools.workspace import make_private, read_small_file
 
 MAX_ATTRIBUTES = 1_000_000  # bytes of a .gitattributes
 MAX_GIT = 0.9  # seconds of a command; a longer one is killed

@@ -29,7 +29,7 @@ from coder.events import Event
 from coder.history import text_of, user
 from coder.sessions.database import StoreError
 from coder.sessions.workspace_files import SECONDS, Entry, Pair, WorkspaceFiles
-from coder.tools.edit import diff
+from coder.tools.text import diff
 from coder.tools.workspace import remove
 from coder.types import Message
 

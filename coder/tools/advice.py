@@ -1,4 +1,4 @@
-"""Why a text that edit or apply_patch was given is not in a file: the likely cause, and the nearest lines."""
+"""Why a text for edit or apply_patch is not in a file: the likely cause, and the nearest lines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coder.tools.edit import Text
+from coder.tools.text import Text
 
 MAX_NEAREST = 40  # lines that an error shows
 
 
 @dataclass(frozen=True)
 class Slip:
-    """What models write that is not in the file: a pattern, what is meant by it, and how to say so."""
+    """What models write that is not in the file: a pattern, what it means, and what to say."""
 
     pattern: re.Pattern[str]
     meant: str | Callable[[re.Match[str]], str]
@@ -36,7 +36,7 @@ SLIPS = (
     ),
     Slip(
         re.compile(r"""\\(?=["'`])|&(?:lt|gt|amp|quot|#39);"""),
-        meant=lambda found: ENTITIES.get(found[0], ""),
+        meant=lambda escape: ENTITIES.get(escape[0], ""),
         cause=r"It seems escaped (\", &gt;): give the characters of the file.",
     ),
     Slip(
@@ -47,17 +47,24 @@ SLIPS = (
     Slip(
         re.compile(r"^(?:[-+]|(?:<{5,}|={5,}|>{5,}|```).*$)", re.MULTILINE),
         meant="",
-        cause="It has marks of a diff or of Markdown (-, +, <<<<<<<, ```): give only the file's text.",
+        cause=(
+            "It has marks of a diff or of Markdown (-, +, <<<<<<<, ```): give only the file's text."
+        ),
     ),
 )
 
 
-def advice(file: Text, old: Sequence[str], new: Sequence[str], name: str) -> str:
+def advice(
+    file: Text,
+    old: Sequence[str],
+    new: Sequence[str],
+    name: str,
+) -> str:
     """What a model needs to mend a change: the nearest lines with numbers and the likely cause."""
     starts = range(len(file.lines)) if any(new) else ()
-    made = [at for at in starts if file.lines[at : at + len(new)] == new]
-    if len(made) == 1:
-        there = f"the new text is already there, at line {made[0] + 1}"
+    done = [at for at in starts if file.lines[at : at + len(new)] == new]
+    if len(done) == 1:
+        there = f"the new text is already there, at line {done[0] + 1}"
         return f"the old text is not in {name}; {there}: nothing to do if that is the place."
     meant, cause = _find_cause(file, old)
     first = _nearest_line(file.lines, [line.strip() for line in meant])
@@ -67,27 +74,32 @@ def advice(file: Text, old: Sequence[str], new: Sequence[str], name: str) -> str
     if not cause:
         near = file.lines[first : first + len(old)]
         cause = _say_difference(file, old, near)
-    shown = range(max(0, first - 1), min(len(file.lines), first + min(len(old), MAX_NEAREST) + 1))
-    text = "\n".join(f"{at + 1}\t{file.lines[at]}" for at in shown)
+    start = max(0, first - 1)
+    end = first + min(len(old), MAX_NEAREST) + 1
+    numbered = enumerate(file.lines[start:end], start + 1)
+    text = "\n".join(f"{number}\t{line}" for number, line in numbered)
     way = "The nearest lines are (copy without the numbers)"
     return f"the old text is not in {name}. {cause} {way}:\n{text}"
 
 
 def _say_difference(file: Text, old: Sequence[str], near: Sequence[str]) -> str:
-    if "".join("".join(near).split()) == "".join("".join(old).split()):
+    if _without_space(near) == _without_space(old):
         return "White space differs (indentation, or space inside a line)."
     if file.has_changed:
         return "The file has changed since it was read."
     return "It differs, or the file has changed."
 
 
+def _without_space(lines: Sequence[str]) -> str:
+    return "".join("".join(lines).split())
+
+
 def _find_cause(file: Text, old: Sequence[str]) -> tuple[list[str], str]:
-    """(the old lines without the slip that keeps some of them from being in the file, its name); "" for none."""
-    own = {line.strip() for line in file.lines}
+    """(the old lines without a slip that keeps some from being found, what to say of it or "")."""
+    own = {"", *(line.strip() for line in file.lines)}
 
     def count_unknown(text: str) -> int:
-        lines = [line.strip() for line in text.split("\n")]
-        return len([line for line in lines if line and line not in own])
+        return sum(line.strip() not in own for line in text.split("\n"))
 
     text = "\n".join(old)
     for slip in SLIPS:
@@ -98,12 +110,12 @@ def _find_cause(file: Text, old: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _nearest_line(lines: list[str], wanted: list[str]) -> int:
-    """The first of the lines around the rarest of the wanted ones, or one like it; -1 for none."""
+    """The line at which the wanted ones would begin, by the rarest or a similar one, or -1."""
     bare = [line.strip() for line in lines]
     count = Counter(bare)
-    known = [line for line in wanted if line and count[line]]
-    if known:
-        anchor = like = min(known, key=lambda line: count[line])
+    there = [line for line in wanted if line and count[line]]
+    if there:
+        anchor = like = min(there, key=lambda line: count[line])
     else:
         anchor = max(wanted, key=len)
         similar = difflib.get_close_matches(anchor, bare[:5000], 1)

@@ -1,7 +1,9 @@
-"""bash, and all other child processes: apart from the terminal, read with bounded memory, never left behind.
+"""bash, and all other child processes: without a terminal, read with bounded memory, ended in any
+case.
 
-A child gets a session of its own, without a terminal. It is over when the process is over, not when the pipe is: a
-background child may live on. A time-out, an abort and the end of the program kill all that is left (processes.py).
+A child gets a session of its own, without a terminal. A command ends when its process ends, not
+when the pipe is closed: a background child may live on. A time-out, an abort and the end of the
+program kill all that is left (processes.py).
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ SHOW_EVERY = 0.1  # seconds between two updates
 MAX_UPDATE = 2000  # characters
 DRAIN = 0.2  # seconds to read on after the process has ended while something else still writes
 STOPPED = (
-    "[stopped after {seconds} s, with all it had started. If it waits for input or never ends (server, watcher, editor): "
-    "pass its flags (-y), or put it in the background: CMD > log 2>&1 &. Only if it is slow: {slow}.]"
+    "[stopped after {seconds} s, with all it had started. If it waits for input or never ends "
+    "(server, watcher, editor): pass its flags (-y), or put it in the background: "
+    "CMD > log 2>&1 &. Only if it is slow: {slow}.]"
 )
 INTERACTIVE = {"python", "python3", "node", "cat", "bash", "sh", "irb", "psql", "sqlite3", "mysql"}
 FOR_ONE_SHELL = re.compile(r"(?:cd|export|source|\.|alias|set|pushd)\s[^;&|\n]*")
@@ -62,9 +65,12 @@ def bash(
 
 
 def run_command(
-    ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT, permission: str = "bash"
+    ctx: ToolContext,
+    command: str,
+    timeout: int = DEFAULT_TIMEOUT,
+    permission: str = "bash",
 ) -> Generator[Any, None, ToolResult]:
-    """The tool's work; `permission` is the name of the one that is asked for."""
+    """Run a command as the tool does, with another `permission`."""
     if "\0" in command or not command.strip():
         raise ToolError("the command is empty or holds a NUL")
     yield from ctx.ask(permission, command)
@@ -73,7 +79,7 @@ def run_command(
     work = output_of(argv, ctx.cwd, ctx.abort, seconds, confine=ctx.confine)
     output = Output()
     updated = time.monotonic()
-    fresh = ""  # since then
+    fresh = ""  # output since then
     with contextlib.closing(output), Returning(work) as pieces:
         for data in pieces:
             fresh = (fresh + output.add(data))[-MAX_UPDATE:]
@@ -82,17 +88,18 @@ def run_command(
                 updated = time.monotonic()
                 fresh = ""
     code, cause = pieces.value
-    shown = output.text()
-    if not output.bytes:
-        shown = _say_no_output(command, code)
-    notes = [_hint(code, shown), _how_it_ended(code, cause, seconds, ctx.abort.reason)]
-    text = "\n".join(part for part in (shown, *notes) if part)
+    shown = output.text() if output.bytes else _say_no_output(command, code)
+    how = _say_code(code)
+    if cause:
+        how = _say_cause(cause, seconds, ctx.abort.reason)
+    parts = (shown, _hint(code, shown), how)
+    text = "\n".join(part for part in parts if part)
     details = {"exit_code": code, "cause": cause, "saved": output.saved}
     return ToolResult(text, is_error=code != 0, details=details)
 
 
 def _say_no_output(command: str, code: int) -> str:
-    """What an output that is empty means to a model that expected one."""
+    """Why there is no output, for a model that expected one."""
     if code:
         return ""
     if command.strip() in INTERACTIVE:
@@ -103,49 +110,61 @@ def _say_no_output(command: str, code: int) -> str:
 
 
 def _hint(code: int, shown: str) -> str:
-    """That a tool was called as a program."""
-    found = TOOL_AS_PROGRAM.search(shown)
-    if code and found:
-        return f"[{found[1]} is a tool, not a program]"
+    """Tell if a tool was called as a program."""
+    called = TOOL_AS_PROGRAM.search(shown)
+    if code and called:
+        return f"[{called[1]} is a tool, not a program]"
     return ""
 
 
-def _how_it_ended(code: int, cause: str, seconds: int, reason: str) -> str:
-    """Why and how, in brackets; "" if the command went well. `reason`: of an abort."""
+def _say_cause(cause: str, seconds: int, reason: str) -> str:
+    """Why a command was ended, in brackets. `reason`: of an abort."""
     if cause == "timeout":
         slow = "do it in parts"
         if seconds < MAX_TIMEOUT:
             slow = f"timeout up to {MAX_TIMEOUT}"
         return STOPPED.format(seconds=seconds, slow=slow)
-    if cause and reason == "max_time":
+    if reason == "max_time":
         return "[the time limit of the run was reached]"
-    if cause:
-        return "[aborted by the user]"
-    if code < 0:
-        name = next((each.name for each in signal.Signals if each == -code), "real-time")
-        return f"[killed by signal {-code} ({name})]"
-    return f"[exit code {code}]" if code else ""
+    return "[aborted by the user]"
+
+
+def _say_code(code: int) -> str:
+    """How a command ended by itself, in brackets; "" if it went well."""
+    if code > 0:
+        return f"[exit code {code}]"
+    if code == 0:
+        return ""
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "real-time"
+    return f"[killed by signal {-code} ({name})]"
 
 
 @cache
 def shell() -> str:
     """The system's bash, before anything that a folder on PATH may offer."""
-    found = next((path for path in SHELLS if os.access(path, os.X_OK)), shutil.which("bash"))
-    if not found:
+    for path in SHELLS:
+        if os.access(path, os.X_OK):
+            return path
+    path = shutil.which("bash") or ""
+    if not path:
         raise ToolError("there is no bash on this machine")
-    return found
+    return path
 
 
 def find_program(name: str, workspace: str | Path) -> str:
-    """The path of a program that is not in the workspace; "" where there is none.
+    """The path of a program that is not in the workspace; "" if there is none.
 
-    It may neither lie there, as a link to any other program, nor be a link that leads there.
+    Neither the program nor the folder, with links followed, may be in the workspace.
     """
-    for place in clean_path(os.environ.get("PATH", "")).split(os.pathsep):
-        found = shutil.which(name, path=place)
-        ends = (Path(os.path.realpath(place)), Path(os.path.realpath(found or place)))
-        if found and not any(end.is_relative_to(workspace) for end in ends):
-            return found
+    for folder in clean_path(os.environ.get("PATH", "")).split(os.pathsep):
+        program = shutil.which(name, path=folder)
+        if program:
+            ends = [Path(os.path.realpath(path)) for path in (folder, program)]
+            if not any(end.is_relative_to(workspace) for end in ends):
+                return program
     return ""
 
 
@@ -163,17 +182,28 @@ def output_of(
     confine: Any = None,
     variables: Mapping[str, str] | None = None,
 ) -> Generator[bytes, None, tuple[int, str]]:
-    """Run a program, yield its output as it comes, b"" when none comes, and return how it ended.
+    """Run a program, yield its output as it comes, b"" while none comes, and return how it ended.
 
-    That is (the code, as subprocess has it; "", or why it was ended: "timeout", "aborted"). `confine`:
-    what the child is kept in. `variables`: more for its environment. Raises ToolError where it cannot
-    be started. At the end only background children may be left, and none where it was ended.
+    That is (the code, as subprocess has it; "", or why it was ended: "timeout", "aborted").
+    `confine`: a sandbox for the child. `variables`: more for its environment. Raises ToolError if
+    it cannot be started. Afterwards only background children may be left, and none if it was ended.
     """
     mark = processes.new_mark()
-    env = environment() | {**(confine.environment if confine else {}), **(variables or {})}
-    files: Any = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr}
-    more = files | {"cwd": cwd, "env": env | {processes.MARK: mark}, "start_new_session": True}
-    start: Any = partial(subprocess.Popen, argv, **more)
+    env = environment()
+    if confine:
+        env |= confine.environment
+    env |= variables or {}
+    env[processes.MARK] = mark
+    start: Any = partial(
+        subprocess.Popen,
+        argv,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        cwd=cwd,
+        env=env,
+        start_new_session=True,
+    )
     processes.main_guard()
     try:
         process: subprocess.Popen[bytes] = confine.start(start) if confine else start()
@@ -197,30 +227,46 @@ def output_of(
 def read_output(
     process: subprocess.Popen[bytes], abort: Abort, deadline: float
 ) -> Generator[bytes, None, str]:
-    """Yield output, b"" when none comes, until the process has ended. Returns the cause where it has to be ended."""
-    assert process.stdout
-    pipe = process.stdout.fileno()
-    is_open = True
-    ended = 0.0  # when the process was first seen to be over
-    watched = select.poll()  # select() takes no number above 1023
-    watched.register(pipe, select.POLLIN)
+    """Yield output, b"" while none comes, until the process has ended.
+
+    Returns why it has to be ended: "timeout" or "aborted"; "" if it has ended by itself.
+    """
+    pipe = Pipe(process)
+    drained_at = 0.0
     while True:
         # Both before the pipe is read: all that was written until then is in there
-        over = process.poll() is not None
-        stop = abort.is_set
-        ready = is_open and watched.poll(0 if over or stop else TICK * 1000)
-        data = os.read(pipe, 1 << 16) if ready else b""
-        is_open = is_open and bool(data or not ready)  # closed by the process, which may go on
+        is_over = process.poll() is not None
+        is_aborted = abort.is_set
+        data = pipe.read(0 if is_over or is_aborted else TICK)
         yield data
-        if not is_open:
+        if not pipe.is_open:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(TICK)
         now = time.monotonic()
-        if over:
-            ended = ended or now
-            if not data or now - ended > DRAIN:
+        if is_over:
+            drained_at = drained_at or now + DRAIN
+            if not data or now > drained_at:
                 return ""
-        elif stop:
+        elif is_aborted:
             return "aborted"
         elif now > deadline:
             return "timeout"
+
+
+class Pipe:
+    """The output of a process, which may close it and go on."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout
+        self.is_open = True
+        self._fd = process.stdout.fileno()
+        self._poll = select.poll()  # select() takes no number above 1023
+        self._poll.register(self._fd, select.POLLIN)
+
+    def read(self, seconds: float) -> bytes:
+        """What comes within this time, or b""."""
+        if not self.is_open or not self._poll.poll(seconds * 1000):
+            return b""
+        data = os.read(self._fd, 1 << 16)
+        self.is_open = bool(data)
+        return data

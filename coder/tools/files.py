@@ -8,20 +8,23 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Generator, Iterable, Iterator
+import shlex
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from coder.tools import paths, slips, workspace
-from coder.tools.edit import create_file, load_known, replace_text
+from coder.tools.edit import create_file, replace_text
+from coder.tools.text import load_known
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
 MAX_LINES = 2000  # of one read
 MAX_LINE = 2000  # characters shown of one line
 MAX_BYTES = 4 * MAX_LINE + 4  # of a line that are kept: more than is shown
+CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 MAX_READ = 28_000  # characters of one read: under the 30,000 that the loop passes on
-# A line of a model that stands for lines it left out
+# What models write for lines that they leave out
 PLACEHOLDER = re.compile(
     r"^[ \t]*(?:#|//|/\*|--|<!--|;)?[ \t]*(?:\.\.\.|…).*\b(?:rest|existing|unchanged|remaining)\b.*$",
     re.MULTILINE | re.IGNORECASE,
@@ -32,14 +35,20 @@ MAX_IMAGE = 5_000_000  # bytes, what Anthropic takes; others take more
 NO_LINE = 1 << 62  # no file has so many
 PDF = b"%PDF-"
 # How the files of images begin that providers take
-IMAGE = (
-    rb"(?s)(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8)|(?P<webp>RIFF.{4}WEBP)"
+IMAGE = re.compile(
+    rb"(?s)(?P<png>\x89PNG\r\n\x1a\n)"
+    rb"|(?P<jpeg>\xff\xd8\xff)"
+    rb"|(?P<gif>GIF8)"
+    rb"|(?P<webp>RIFF.{4}WEBP)"
 )
 
 
 @tool(concurrent=True, permission="read", default="allow", asks_itself=True, slips=slips.READ)
 def read(
-    ctx: ToolContext, path: str, offset: int = 0, limit: int = MAX_LINES
+    ctx: ToolContext,
+    path: str,
+    offset: int = 0,
+    limit: int = MAX_LINES,
 ) -> Generator[Any, None, ToolResult]:
     """Read a text file, up to 2000 lines or 28,000 characters at once; the end says how to go on.
 
@@ -58,43 +67,69 @@ def read(
     with paths.naming_near(ctx, path):
         file = workspace.opened(target, name)
     with file:
-        head = file.read(8192)
-        if b"\0" in head or head.startswith(PDF):
-            raise ToolError(_say_binary(name, os.fstat(file.fileno()).st_size, head))
-        mark = codecs.BOM_UTF8 if head.startswith(codecs.BOM_UTF8) else b""
-        digest = hashlib.sha256(mark)
-        if first < 0:
-            file.seek(len(mark))
-            _, total = _page(_pieces(file, ctx), NO_LINE, 1)
-            first += total + 1
-        first = max(1, first)
-        file.seek(len(mark))
-        lines, total = _page(_pieces(file, ctx, digest), first, wanted)
-        ctx.seen[target] = digest.digest()
-    if not total:
+        page, digest = _read_page(ctx, file, name, first, wanted)
+    ctx.seen[target] = digest
+    return _say_page(page, name)
+
+
+def _read_page(
+    ctx: ToolContext,
+    file: IO[bytes],
+    name: str,
+    first: int,
+    wanted: int,
+) -> tuple[Page, bytes]:
+    """Read a file: (the wanted lines, the digest of all). Raises ToolError for a binary file."""
+    head = file.read(8192)
+    if b"\0" in head or head.startswith(PDF):
+        raise ToolError(_say_binary(name, os.fstat(file.fileno()).st_size, head))
+    mark = codecs.BOM_UTF8 if head.startswith(codecs.BOM_UTF8) else b""
+    if first < 0:  # counted from the end
+        all_lines = Page(NO_LINE, 1)
+        all_lines.fill(_pieces(ctx, file, start=len(mark)))
+        first += all_lines.total + 1
+    digest = hashlib.sha256(mark)
+    page = Page(max(1, first), wanted)
+    page.fill(_pieces(ctx, file, start=len(mark), digest=digest))
+    return page, digest.digest()
+
+
+def _say_page(page: Page, name: str) -> ToolResult:
+    if not page.total:
         return ToolResult("(the file is empty)")
-    if first > total:
-        raise ToolError(f"offset {first} is past the end: the file has {total} lines")
-    last = first + len(lines) - 1
-    # Numbers cost a tenth of a file in every later request, so what begins at its first line has none
-    if first > 1:
-        lines = [f"{number}\t{line}" for number, line in enumerate(lines, first)]
+    if page.first > page.total:
+        raise ToolError(f"offset {page.first} is past the end: the file has {page.total} lines")
+    lines = page.shown()
+    last = page.first + len(lines) - 1
+    # Numbers cost a tenth of a file in every later request: only a page within the file has them
+    if page.first > 1:
+        lines = [f"{number}\t{line}" for number, line in enumerate(lines, page.first)]
     text = "\n".join(lines)
-    if last < total:
-        text += f"\n\n(lines {first}-{last} of {total}; use offset={last + 1} to go on)"
-    return ToolResult(text, details={"lines": total})
+    if page.cut:
+        columns = f"{MAX_LINE + 1}-{2 * MAX_LINE}"
+        command = f"sed -n {page.cut}p {shlex.quote(name)} | cut -c {columns}"
+        text += f"\n\n(the next part of line {page.cut}, with bash: {command})"
+    if last < page.total:
+        text += f"\n\n(lines {page.first}-{last} of {page.total}; use offset={last + 1} to go on)"
+    return ToolResult(text, details={"lines": page.total})
 
 
 def _say_binary(name: str, size: int, head: bytes) -> str:
     if head.startswith(PDF):
         return f"{name} is a PDF: run pdftotext {name} - with bash"
-    if re.match(IMAGE, head):
+    if IMAGE.match(head):
         return f"{name} is an image of {size:,} bytes: it cannot be shown here"
     return f"{name} is a binary file of {size:,} bytes"
 
 
-def _pieces(file: IO[bytes], ctx: ToolContext, digest: Any = None) -> Iterator[bytes]:
-    """The rest of a file piece by piece; what is passed goes into the digest."""
+def _pieces(
+    ctx: ToolContext,
+    file: IO[bytes],
+    start: int,
+    digest: Any = None,
+) -> Iterator[bytes]:
+    """The file from `start`, piece by piece; the digest gets them, too."""
+    file.seek(start)
     while piece := file.read(PIECE):
         ctx.abort.check()
         if digest:
@@ -102,36 +137,68 @@ def _pieces(file: IO[bytes], ctx: ToolContext, digest: Any = None) -> Iterator[b
         yield piece
 
 
-def _page(pieces: Iterable[bytes], first: int, wanted: int) -> tuple[list[str], int]:
-    """(the lines from `first`, as many as are wanted and have room, the number of all lines)."""
-    found = list[bytes]()
-    passed = 0
-    rest = b""
-    for piece in pieces:
-        count = piece.count(b"\n")
-        is_wanted = len(found) < wanted and passed + count + 1 >= first
-        if is_wanted or not count:
-            *whole, rest = (rest + piece).split(b"\n")
-            found += [line[:MAX_BYTES] for line in whole[max(0, first - passed - 1) :][:wanted]]
-        else:  # its lines are only counted
-            rest = piece[piece.rfind(b"\n") + 1 :]
-        passed += count
-        rest = rest[:MAX_BYTES]
-    if rest:
-        passed += 1
-        if passed >= first:
-            found.append(rest)
-    lines = list[str]()
-    room = MAX_READ
-    for line in found[:wanted]:
-        text = line.rstrip(b"\r").decode("utf-8", "replace")
-        if len(text) > MAX_LINE:
-            text = f"{text[:MAX_LINE]} … (line cut)"
-        if lines and len(text) > room:
-            break
-        lines.append(text)
-        room -= len(text) + 8
-    return lines, passed
+class Page:
+    """The lines of a file from `first` on, at most `wanted`, and the number of all lines.
+
+    Lines are kept with (the bytes at their begin, the number of all their characters).
+    """
+
+    def __init__(self, first: int, wanted: int) -> None:
+        self.first = first
+        self.wanted = wanted
+        self.total = 0
+        self.cut = 0  # the number of the first line that is not shown whole, or 0
+        self._lines: list[tuple[bytes, int]] = []
+        self._rest = b""  # the begin of the line that has not ended
+        self._dropped = 0  # more characters of it
+
+    def fill(self, pieces: Iterator[bytes]) -> None:
+        for piece in pieces:
+            self._add(piece)
+        if self._rest:
+            self._end_line(self._rest)
+
+    def _add(self, piece: bytes) -> None:
+        ends = piece.count(b"\n")
+        is_wanted = len(self._lines) < self.wanted and self.total + ends + 1 >= self.first
+        if ends and not is_wanted:  # its lines are only counted
+            self.total += ends
+            self._rest = piece[piece.rfind(b"\n") + 1 :]
+            self._dropped = 0
+        else:
+            *whole, self._rest = (self._rest + piece).split(b"\n")
+            for line in whole:
+                self._end_line(line)
+        self._dropped += _count_characters(self._rest[MAX_BYTES:])
+        self._rest = self._rest[:MAX_BYTES]
+
+    def _end_line(self, line: bytes) -> None:
+        self.total += 1
+        if self.total >= self.first and len(self._lines) < self.wanted:
+            line = line.rstrip(b"\r")
+            self._lines.append((line[:MAX_BYTES], self._dropped + _count_characters(line)))
+        self._dropped = 0
+
+    def shown(self) -> list[str]:
+        """The lines as the model reads them, as many as there is room for."""
+        shown = list[str]()
+        room = MAX_READ
+        for line, characters in self._lines:
+            text = line.decode("utf-8", "replace")
+            is_cut = len(text) > MAX_LINE
+            if is_cut:
+                text = f"{text[:MAX_LINE]} … (line cut; {characters:,} characters)"
+            if shown and len(text) > room:
+                break
+            if is_cut and not self.cut:
+                self.cut = self.first + len(shown)
+            shown.append(text)
+            room -= len(text) + 8
+        return shown
+
+
+def _count_characters(data: bytes) -> int:
+    return len(data.translate(None, CONTINUATION))
 
 
 @tool(permission="edit", default="ask", asks_itself=True, slips=slips.WRITE)
@@ -143,18 +210,18 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     """
     target = workspace.to_write(ctx, path)
     name = workspace.shown(ctx, target)
-    known = workspace.state_of(target)
-    if not known:
-        meant, _ = paths.meant(ctx, path)
-        if meant != path:
-            raise ToolError(f"there is no file {path}; did you mean {meant}?")
+    state = workspace.state_of(target)
+    if not state:
+        mended, _ = paths.meant(ctx, path)
+        if mended != path:
+            raise ToolError(f"there is no file {path}; did you mean {mended}?")
         return (yield from create_file(ctx, target, content))
     old = load_known(ctx, target)
     if PLACEHOLDER.search(content) and not PLACEHOLDER.search(old.text):
         whole = "write takes the whole file; to change a part use edit"
         raise ToolError(f"the content leaves lines out ('... unchanged ...'): {whole}")
     new = content.replace("\r\n", "\n").replace("\n", old.newline)
-    changes, notes = yield from replace_text(ctx, target, known, old, new)
+    changes, notes = yield from replace_text(ctx, target, state, old, new)
     before = len(old.text.splitlines())
     done = f"Overwrote {name}: {len(content.splitlines())} lines, was {before}.{notes}"
     return ToolResult(done, details={"diff": changes, "path": str(target)})
@@ -173,10 +240,10 @@ def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
 
 
 def _list(target: Path, path: str) -> ToolResult:
-    """The entries of a folder; `path` is its name in an error."""
+    """The entries of a folder; errors name it `path`."""
     try:
-        with workspace.folder_of(target / "any") as at:
-            folder = os.open(".", workspace.FILE, dir_fd=at)
+        with workspace.folder_of(target / "any") as fd:
+            folder = os.open(".", workspace.FILE, dir_fd=fd)
     except FileNotFoundError:
         raise workspace.MissingFileError(f"there is no folder {path}") from None
     except NotADirectoryError:
@@ -201,14 +268,20 @@ def _entry(folder: int, entry: os.DirEntry[str]) -> str:
             return f"{name} -> {workspace.escaped(os.readlink(entry.name, dir_fd=folder))}"
     if entry.is_dir(follow_symlinks=False):
         return f"{name}/"
-    return name if entry.is_file(follow_symlinks=False) else f"{name} (not a regular file)"
+    if entry.is_file(follow_symlinks=False):
+        return name
+    return f"{name} (not a regular file)"
 
 
 def image_of(data: bytes) -> dict[str, Any]:
-    """An image as a content block. Raises ValueError for any other bytes: a server would refuse all that follows."""
-    if not (found := re.match(IMAGE, data)):
+    """An image as a content block.
+
+    Raises ValueError for any other bytes: a server would refuse all requests that have them.
+    """
+    image = IMAGE.match(data)
+    if not image:
         raise ValueError("it is no image of a known kind (PNG, JPEG, GIF, WebP)")
     if len(data) > MAX_IMAGE:
         raise ValueError(f"the image has more than {MAX_IMAGE:,} bytes")
-    kind = f"image/{found.lastgroup}"
+    kind = f"image/{image.lastgroup}"
     return {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": kind}

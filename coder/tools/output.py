@@ -1,7 +1,7 @@
-"""The output of a command as the model reads it: bounded, cut at line ends, and whole in a file if it is long.
+"""The output of a command as the model reads it: bounded, cut at line ends, all in a file if long.
 
-Of a line that a program has written over and over (a progress bar) the last state counts, and colours are left out.
-The file has every byte as it came.
+Of a line that a program writes again and again (a progress bar) the last state counts, and colours
+are left out. The file has every byte as it came.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEAD = 5_400  # characters
 TAIL = 10_800  # two thirds: a command says at its end how it went
 MAX_SAVED = 1 << 30  # bytes of output: an endless command must not fill the disk
 MAX_PENDING = 1 << 16  # characters of a line that has not ended yet
-BINARY_SHARE = 0.1  # of the characters that are no UTF-8, or NUL; an output with more is not shown
+BINARY_SHARE = 0.1  # of characters that are not UTF-8, or NUL; an output with more is not shown
 SMALL = 200  # bytes that are shown in any case
 # Colours, the cursor's movements, titles (ECMA-48, and xterm's control sequences)
 CONTROLS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-B])")
@@ -26,15 +26,18 @@ UNDECODABLE = "\ufffd"
 
 
 class Output:
-    """Head and tail of a stream as text; the whole in a private file as soon as it is more than both."""
+    """Head and tail of a stream as text; if there is more, all of it in a private file."""
 
     def __init__(self, max_saved: int = MAX_SAVED) -> None:
         self.bytes = 0
         self.max_saved = max_saved  # bytes
         self.saved = ""  # the path of the file
         self._written_bytes = 0
-        self._characters = self._undecodable = self._line_ends = 0
-        self._head = self._tail = ""
+        self._characters = 0
+        self._undecodable = 0
+        self._line_ends = 0
+        self._head = ""
+        self._tail = ""
         self._pending = ""  # the line that has not ended
         self._unsaved_bytes = bytearray()
         self._is_saving = True
@@ -56,9 +59,10 @@ class Output:
     def _take(self, text: str, is_last: bool) -> None:
         """Add the lines that have ended; the rest waits for its end, or for being too long."""
         lines, line_end, rest = (self._pending + text).rpartition("\n")
-        if is_last or len(rest) > MAX_PENDING:
-            lines, line_end, rest = lines + line_end + rest, "", ""
         ended = lines + line_end
+        if is_last or len(rest) > MAX_PENDING:
+            ended += rest
+            rest = ""
         if "\r" in ended or "\x1b" in ended:
             ended = "\n".join(final_state(line) for line in ended.split("\n"))
         # A \r at the very end may belong to a line end that is still to come
@@ -90,10 +94,10 @@ class Output:
         self._unsaved_bytes.clear()
 
     def text(self) -> str:
-        """The whole, or head and tail with a marker that names what is missing and where it is. After `close`."""
+        """The whole, or head and tail with a marker for what is missing. After `close`."""
         if self.bytes > SMALL and self._undecodable > BINARY_SHARE * self._characters:
-            place = f"; {self._place()}" if self.is_cut else ""
-            return f"(binary output of {self.bytes:,} bytes, not shown{place})"
+            rest = f"; {self._say_file()}" if self.is_cut else ""
+            return f"(binary output of {self.bytes:,} bytes, not shown{rest})"
         if not self.is_cut:
             return self._head.rstrip("\n")
         head = self._head[:HEAD]
@@ -104,17 +108,19 @@ class Output:
         return f"{head.rstrip()}\n\n{self._marker(head, tail)}\n\n{tail}".rstrip("\n")
 
     def _marker(self, head: str, tail: str) -> str:
-        lines = self._line_ends + (not (self._head + self._tail).endswith("\n"))
+        lines = self._line_ends
+        if not (self._head + self._tail).endswith("\n"):
+            lines += 1
         first = head.count("\n") + 1
         last = lines - len(tail.splitlines())
         missing = f"lines {first}-{last} of {lines} are not shown"
         if not head.endswith("\n") or last < first:
             missing = f"{self._characters - len(head) - len(tail):,} characters are not shown"
         way = f": grep it, or read it with offset {first}" if self.saved else ""
-        return f"[{missing}; {self._place()}{way}]"
+        return f"[{missing}; {self._say_file()}{way}]"
 
-    def _place(self) -> str:
-        """Where the rest is."""
+    def _say_file(self) -> str:
+        """Tell which file has the rest."""
         if not self.saved:
             return "the whole could not be saved"
         if self._written_bytes == self.bytes:
@@ -128,6 +134,6 @@ class Output:
 
 
 def final_state(line: str) -> str:
-    """What a terminal shows of a line in the end: what was written after the last return, without controls."""
+    """What a terminal shows of a line in the end: what follows the last return, no controls."""
     written = [part for part in line.split("\r") if part]
     return CONTROLS.sub("", written[-1]) if written else ""

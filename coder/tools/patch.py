@@ -1,7 +1,7 @@
 """apply_patch: changes to several files in one call, in the format that OpenAI's models know.
 
-All of the patch is planned before anything is written, and a write that fails is taken back with those
-before it: all or nothing. What the patch does not name stays byte for byte.
+All of the patch is planned before anything is written, and a write that fails is taken back with
+those before it: all or nothing. What the patch does not name stays byte for byte.
 """
 
 from __future__ import annotations
@@ -9,46 +9,35 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from coder.tools import paths, slips, workspace
-from coder.tools.edit import (
-    MAX_LISTED,
-    Place,
-    Text,
-    diff,
-    load,
-    load_known,
-    not_found,
-    shortened,
-)
+from coder.tools.edit import MAX_LISTED, not_found
 from coder.tools.indentation import lines_without
+from coder.tools.patch_format import HEADER, Hunk, Section, read_section, sections_of
+from coder.tools.text import Splice, Text, diff, load, load_known, shortened
 from coder.toolset import ToolContext, tool
 from coder.types import DeniedError, ToolError, ToolResult
 
-HEADER = re.compile(r"^\*\*\* (Add|Update|Delete) File: *(\S.*?)[ \t]*$", re.M)
-MOVE = re.compile(r"\*\*\* Move to: *(\S.*?)\s*")
-# Models mostly guess git's line numbers
-ANCHOR = re.compile(r"@@(?: ?-(?P<line>\d{1,9})[\d,]* \+[\d,]+ @@)? ?(?P<text>.*?)\s*")
-FORMAT = (
-    "A section begins with *** Add File:, *** Update File: or *** Delete File: and a path. In a new "
-    "file each line begins with +, in a hunk with a space (stays), - (goes) or + (new)."
-)
-MARKS = "a line that stays begins with a space, one that goes with -, a new one with +."
+NOTHING_TO_DO = "its old and new lines are the same: nothing to do"
 
 
 def files_named(arguments: dict[str, Any]) -> str:
     """The title of a call: the files that a patch is about."""
-    return ", ".join(found[2] for found in HEADER.finditer(str(arguments.get("patch", ""))))
+    headers = HEADER.finditer(str(arguments.get("patch", "")))
+    return ", ".join(header[2] for header in headers)
 
 
 @tool(
-    title=files_named, permission="edit", default="ask", asks_itself=True, slips=slips.APPLY_PATCH
+    title=files_named,
+    permission="edit",
+    default="ask",
+    asks_itself=True,
+    slips=slips.APPLY_PATCH,
 )
 def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult]:
     """Change, add, delete or rename files. All of the patch is applied, or nothing.
@@ -64,10 +53,10 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
     patch: the whole patch; paths are relative to the workspace
     """
     changes = list[Change]()
-    known = dict[Path, Any]()  # the state of each place that it touches
+    states = dict[Path, Any]()  # of all paths that the patch changes
     for kind, path, text in sections_of(patch):
         try:
-            change = yield from _plan(ctx, read_section(kind, path, text), known)
+            change = yield from _plan(ctx, read_section(kind, path, text), states)
         except DeniedError:
             raise
         except (ToolError, OSError, UnicodeError) as error:
@@ -75,159 +64,119 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
             raise ToolError(f"{kind} File {path}: {error}\n{way}") from None
         changes.append(change)
     whole = "\n".join(change.whole for change in changes)
-    yield from ctx.ask("edit", [workspace.shown(ctx, place) for place in known], whole)
-    for place, state in known.items():  # they may have changed while permission was asked
-        workspace.refuse_changed(ctx, place, state)
+    yield from ctx.ask("edit", [workspace.shown(ctx, target) for target in states], whole)
+    # The files may have changed while permission was asked
+    for target, state in states.items():
+        workspace.refuse_changed(ctx, target, state)
     ctx.abort.check()
     _write_all(ctx, changes)
-    details = {"diff": whole, "paths": [str(place) for place in known]}
+    details = {"diff": whole, "paths": [str(target) for target in states]}
     return ToolResult("\n".join(change.summary for change in changes), details=details)
 
 
-# ---- the format -----------------------------------------------------------------------------
-
-
-@dataclass
-class Hunk:
-    """`body` holds lines with their mark: space, - or +. `line`: the number that git's header has, or 0."""
-
-    line: int = 0
-    anchors: list[str] = field(default_factory=list)
-    body: list[str] = field(default_factory=list)
-    at_end: bool = False
-
-
-@dataclass
-class Section:
-    """What a patch says of one file: Add, Update or Delete. The lines of a new file are one hunk."""
-
-    kind: str
-    path: str
-    move: str = ""  # where the file is moved to
-    hunks: list[Hunk] = field(default_factory=list)
-
-
-def sections_of(patch: str) -> list[tuple[str, str, str]]:
-    """(Add, Update or Delete; the path; the lines below) of each section. Raises ToolError if there is none."""
-    text = patch.strip().replace("\r\n", "\n")
-    found = re.fullmatch(r"\*\*\* Begin Patch *\n(.*?)\n?\*\*\* End Patch", text, re.S)
-    if not found:
-        wanted = "has to be *** Begin Patch, the last *** End Patch"
-        raise ToolError(f"the first line of the patch {wanted}. Send it whole.")
-    before, *parts = HEADER.split(found[1])
-    if before.strip() or not parts:
-        raise ToolError(f"this is no section of a patch: {before.strip()[:200]!r}. {FORMAT}")
-    return list(zip(parts[::3], parts[1::3], parts[2::3]))
-
-
-def read_section(kind: str, path: str, text: str) -> Section:
-    """The hunks of a section. Raises ToolError for a line that has no place in it."""
-    section = Section(kind, path)
-    lines = text.strip("\n").split("\n")
-    move = MOVE.fullmatch(lines[0])
-    if move and kind == "Update":
-        section.move = move[1]
-        lines.pop(0)
-    marks = {"Add": "+", "Delete": "", "Update": " -+"}[kind]
-    for line in lines:
-        _read_line(section, line, marks)
-    for hunk in section.hunks:  # empty lines at the end only set it apart
-        while hunk.body and not hunk.body[-1]:
-            hunk.body.pop()
-        hunk.body = [line or " " for line in hunk.body]
-    is_whole = all(hunk.body for hunk in section.hunks) and (section.hunks or move)
-    if kind == "Update" and not is_whole:
-        raise ToolError("it has no hunk, or one without lines")
-    return section
-
-
-def _read_line(section: Section, line: str, marks: str) -> None:
-    hunks = section.hunks
-    anchor = ANCHOR.fullmatch(line) if section.kind == "Update" else None
-    if anchor:
-        if not hunks or hunks[-1].body:
-            hunks.append(Hunk())
-        hunks[-1].line = int(anchor["line"] or 0)
-        if anchor["text"]:
-            hunks[-1].anchors.append(anchor["text"])
-    elif hunks and line.rstrip() == "*** End of File":
-        hunks[-1].at_end = True
-    elif hunks and not line:  # an empty line without its mark
-        hunks[-1].body.append(line)
-    elif line and line[0] in marks:
-        if not hunks:
-            hunks.append(Hunk())
-        hunks[-1].body.append(line)
-    elif line:
-        raise ToolError(f"this line of the patch has no place there: {line[:200]!r}; {MARKS}")
-
-
-# ---- where a hunk goes ----------------------------------------------------------------------
+# ---- the place of a hunk --------------------------------------------------------------------
 
 
 def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
     """The file's text with the hunks in it. Raises ToolError for one without a certain place."""
-    places = list[Place]()
+    splices = list[Splice]()
     done = 0
     for number, hunk in enumerate(hunks, 1):
+        is_last = number == len(hunks)
         try:
-            at = _locate(file, hunk, done, name, number == len(hunks))
-            places += file.changes(at, hunk.body)
+            at = _locate(file, hunk, start=done, name=name, is_last=is_last)
+            splices += file.changes(at, hunk.body)
         except ToolError as error:
             raise ToolError(f"hunk {number} of {len(hunks)}: {error}") from None
         done = at + len(lines_without("+", hunk.body))
-    return file.spliced(places)
+    return file.spliced(splices)
 
 
-def _locate(file: Text, hunk: Hunk, start: int, name: str, is_last: bool) -> int:
+def _locate(
+    file: Text,
+    hunk: Hunk,
+    start: int,
+    name: str,
+    is_last: bool,
+) -> int:
     """The first line of the one place that fits, or of the first one after the anchors."""
     old = lines_without("+", hunk.body)
     if hunk.line:
-        place = _place_by_number(file, hunk, old, start)
-        if place is not None:
-            return place
+        at = _find_by_number(file, hunk, old, start)
+        if at is not None:
+            return at
+    if is_last and not old and not hunk.anchors:
+        return len(file.lines)
     for anchor in hunk.anchors:
         start = _find(file, [f" {anchor}"], start, name)[0] + 1
-    if not old and is_last and not hunk.anchors:
-        return len(file.lines)
-    first = start
+    fits = _find(file, hunk.body, _first_line(file, hunk, old, start), name)
+    is_below_anchor = bool(hunk.anchors) and fits[0] >= start
+    if hunk.line or not is_below_anchor:
+        _refuse_several(fits)
+    return fits[0]
+
+
+def _first_line(
+    file: Text,
+    hunk: Hunk,
+    old: list[str],
+    start: int,
+) -> int:
+    """The first line at which a hunk may be that comes after the line before `start`."""
     if hunk.anchors and old:  # models repeat the anchor as the first line of the hunk
-        first = start - 1
+        start -= 1
     if hunk.at_end:
-        first = max(first, len(file.lines) - len(old))
-    found = _find(file, hunk.body, first, name)
-    is_anchored = hunk.anchors and not hunk.line and found[0] >= start
-    if len(found) > 1 and not is_anchored:
-        places = ", ".join(f"{at + 1}" for at in found[:MAX_LISTED])
+        start = max(start, len(file.lines) - len(old))
+    return start
+
+
+def _refuse_several(fits: list[int]) -> None:
+    """Raises ToolError if a hunk fits at several lines."""
+    if len(fits) > 1:
+        numbers = ", ".join(f"{at + 1}" for at in fits[:MAX_LISTED])
         way = "Give more lines that stay around the change, or an anchor (@@ LINE) above it."
-        raise ToolError(f"it fits at lines {places}. {way}")
-    return found[0]
+        raise ToolError(f"it fits at lines {numbers}. {way}")
 
 
-def _place_by_number(file: Text, hunk: Hunk, old: list[str], start: int) -> int | None:
-    """The place of a hunk with git's header, if it is the only one, or the one that the header names.
+def _find_by_number(
+    file: Text,
+    hunk: Hunk,
+    old: list[str],
+    start: int,
+) -> int | None:
+    """The place of a hunk with git's header: the only one, or else the one with that number.
 
     git names the function that a hunk is in, which may begin above the hunk before.
     """
     if not old and file.lines:
         raise ToolError("it has new lines only. Give 3 lines that stay before or after them.")
     fits = file.find(old, start)
-    place = fits[0] if len(fits) == 1 else hunk.line - 1
-    above = [file.find([anchor])[:1] for anchor in hunk.anchors]
-    is_below = all(first and first[0] <= place for first in above)
-    return place if place in fits and is_below else None
+    at = fits[0] if len(fits) == 1 else hunk.line - 1
+    if at not in fits:
+        return None
+    for anchor in hunk.anchors:
+        lines = file.find([anchor])
+        if not lines or lines[0] > at:
+            return None
+    return at
 
 
-def _find(file: Text, body: list[str], start: int, name: str) -> list[int]:
-    """Where the old ones of marked lines are, from `start`. Raises ToolError with advice if they are not there."""
+def _find(
+    file: Text,
+    body: list[str],
+    start: int,
+    name: str,
+) -> list[int]:
+    """The lines at which the old ones of marked lines are, from `start`. Raises ToolError."""
     old = lines_without("+", body)
-    found = file.find(old, start)
-    if found:
-        return found
+    fits = file.find(old, start)
+    if fits:
+        return fits
     has_new = any(line[0] == "+" for line in body)
     new = lines_without("-", body) if has_new else []
-    where = f"{name} after line {start}, where it has to be" if start else name
-    raise not_found(file, old, new, where)
+    if start:
+        name = f"{name} after line {start}, where it has to be"
+    raise not_found(file, old, new, name)
 
 
 # ---- what is done to the files --------------------------------------------------------------
@@ -235,10 +184,10 @@ def _find(file: Text, body: list[str], start: int, name: str) -> list[int]:
 
 @dataclass
 class Change:
-    """What a section does: `data` takes the place of `old`, and what is `gone` goes."""
+    """What a section does: `data` replaces `old` at `target`, and the file `gone` goes."""
 
     title: str
-    place: Path
+    target: Path
     moved: str = ""  # git's words for a new name
     diff: str = ""  # "" if no line changes
     data: bytes | None = None
@@ -250,7 +199,7 @@ class Change:
     @property
     def whole(self) -> str:
         """All that changes, for the user."""
-        return "\n".join(filter(None, [self.moved, self.diff])) or self.title
+        return f"{self.moved}\n{self.diff}".strip("\n") or self.title
 
     @property
     def summary(self) -> str:
@@ -259,90 +208,97 @@ class Change:
 
 
 def _plan(
-    ctx: ToolContext, section: Section, known: dict[Path, Any]
+    ctx: ToolContext, section: Section, states: dict[Path, Any]
 ) -> Generator[Any, None, Change]:
-    """Plan a section. Raises ToolError, OSError, UnicodeError."""
+    """Plan a section, and note the states of its files. Raises ToolError, OSError, UnicodeError."""
     path = section.path
     if section.kind != "Add":
         path = paths.without_prefix(ctx, path)
     is_followed = section.kind == "Update" and not section.move
-    place = to = workspace.to_write(ctx, path, follow=is_followed)
-    yield from workspace.ask_to_show(ctx, place)
+    target = workspace.to_write(ctx, path, follow=is_followed)
+    yield from workspace.ask_to_show(ctx, target)
+    new_target = target
     if section.move:
-        to = workspace.to_write(ctx, section.move, follow=False)
-    state = workspace.state_of(place)
-    if known.keys() & {place, to}:
+        new_target = workspace.to_write(ctx, section.move, follow=False)
+    state = workspace.state_of(target)
+    if target in states or new_target in states:
         raise ToolError("it is in the patch twice. Put all that changes in it into one section.")
-    if to != place and workspace.state_of(to):
-        raise ToolError(f"{workspace.shown(ctx, to)} exists already. Take another name.")
-    known[place] = state
-    if to != place:
-        known[to] = None
+    if new_target != target and workspace.state_of(new_target):
+        raise ToolError(f"{workspace.shown(ctx, new_target)} exists already. Take another name.")
+    states[target] = state
+    states.setdefault(new_target, None)
     with paths.naming_near(ctx, path):
         if section.kind == "Delete":
-            return _plan_removal(ctx, place)
+            return _plan_removal(ctx, target)
         if section.kind == "Add":
-            return _plan_file(ctx, place, section, is_there=state is not None)
-        return _plan_update(ctx, place, to, section)
+            return _plan_file(ctx, target, section, is_there=state is not None)
+        return _plan_update(ctx, target, new_target, section)
 
 
-def _plan_removal(ctx: ToolContext, place: Path) -> Change:
-    name = workspace.shown(ctx, place)
-    if not place.is_symlink():
-        with workspace.opened(place, name) as file:
-            digest = ctx.seen.get(place)
+def _plan_removal(ctx: ToolContext, target: Path) -> Change:
+    name = workspace.shown(ctx, target)
+    if not target.is_symlink():
+        with workspace.opened(target, name) as file:
+            digest = ctx.seen.get(target)
             if digest and digest != hashlib.file_digest(file, "sha256").digest():
                 raise workspace.changed_error(name)
-    return Change(f"D {name}", place, gone=place)
+    return Change(f"D {name}", target, gone=target)
 
 
-def _plan_file(ctx: ToolContext, place: Path, section: Section, is_there: bool) -> Change:
+def _plan_file(
+    ctx: ToolContext,
+    target: Path,
+    section: Section,
+    is_there: bool,
+) -> Change:
     """A new file, or one that the model has read and writes anew."""
-    name = workspace.shown(ctx, place)
-    file = load_known(ctx, place) if is_there else Text("")
+    name = workspace.shown(ctx, target)
+    file = load_known(ctx, target) if is_there else Text("")
     text = "".join(line[1:] + file.newline for hunk in section.hunks for line in hunk.body)
-    if is_there and text == file.text:
-        raise ToolError("its old and new lines are the same: nothing to do")
-    return Change(
-        title=f"{'M' if is_there else 'A'} {name}",
-        place=place,
+    change = Change(
+        title=f"A {name}",
+        target=target,
         diff=diff(file.text, text, name),
         data=file.encoded(text),
-        old=file.encoded(file.text) if is_there else None,
     )
+    if is_there:
+        if text == file.text:
+            raise ToolError(NOTHING_TO_DO)
+        change.title = f"M {name}"
+        change.old = file.encoded(file.text)
+    return change
 
 
-def _plan_update(ctx: ToolContext, place: Path, to: Path, section: Section) -> Change:
-    name = workspace.shown(ctx, place)
-    file = load(ctx, place)
+def _plan_update(
+    ctx: ToolContext,
+    target: Path,
+    new_target: Path,
+    section: Section,
+) -> Change:
+    name = workspace.shown(ctx, target)
+    file = load(ctx, target)
     text = apply_hunks(file, section.hunks, name)
-    changes = diff(file.text, text, name)
-    data = file.encoded(text)
-    if to != place:
-        new = workspace.shown(ctx, to)
-        return Change(
-            title=f"R {name} -> {new}",
-            place=to,
-            moved=f"rename from {name}\nrename to {new}",
-            diff=changes,
-            data=data,
-            gone=place,
-            had_changed=file.has_changed,
-        )
-    if text == file.text:
-        raise ToolError("its old and new lines are the same: nothing to do")
-    return Change(
+    change = Change(
         title=f"M {name}",
-        place=place,
-        diff=changes,
-        data=data,
-        old=file.encoded(file.text),
+        target=new_target,
+        diff=diff(file.text, text, name),
+        data=file.encoded(text),
         had_changed=file.has_changed,
     )
+    if new_target != target:
+        new_name = workspace.shown(ctx, new_target)
+        change.title = f"R {name} -> {new_name}"
+        change.moved = f"rename from {name}\nrename to {new_name}"
+        change.gone = target
+    elif text == file.text:
+        raise ToolError(NOTHING_TO_DO)
+    else:
+        change.old = file.encoded(file.text)
+    return change
 
 
 def _write_all(ctx: ToolContext, changes: list[Change]) -> None:
-    """Do all changes, or take back what was done. A file that goes first only loses its name."""
+    """Do all changes, or take back what was done."""
     aside = list[Path]()
     problems = list[str]()
     seen = dict(ctx.seen)
@@ -350,36 +306,51 @@ def _write_all(ctx: ToolContext, changes: list[Change]) -> None:
         with contextlib.ExitStack() as undo:
             later: Any = partial(undo.callback, _attempt, problems)
             for change in changes:
-                place = change.place
-                gone = change.gone
                 if change.data is not None:
-                    for folder in reversed([each for each in place.parents if not each.exists()]):
-                        later(workspace.remove, folder, os.rmdir)
-                    like = os.lstat(gone) if gone else None
-                    change.notes = workspace.save(
-                        ctx, place, change.data, like, had_changed=change.had_changed
-                    )
-                    if change.old is None:
-                        later(workspace.remove, place)
-                    else:
-                        later(workspace.save, ctx, place, change.old)
-                if gone:
-                    aside.append(gone.with_name(workspace.temporary_name()))
-                    _rename(gone, aside[-1].name)
-                    later(_rename, aside[-1], gone.name)
+                    _write(ctx, change, change.data, later)
+                if change.gone:
+                    aside.append(_put_aside(change.gone, later))
             undo.pop_all()
     except (OSError, ToolError) as error:
         ctx.seen.clear()
         ctx.seen.update(seen)
         end = "All files are as they were before."
-        end = f"Not all could be put back: {'; '.join(problems)}" if problems else end
+        if problems:
+            end = f"Not all could be put back: {'; '.join(problems)}"
         raise ToolError(f"{error}\nThe patch was not applied. {end}") from None
-    for place in aside:
-        _attempt(problems, workspace.remove, place)
+    for target in aside:
+        _attempt(problems, workspace.remove, target)
+
+
+def _write(
+    ctx: ToolContext,
+    change: Change,
+    data: bytes,
+    later: Any,
+) -> None:
+    """Write a file; `later` takes the steps that would take this back."""
+    target = change.target
+    missing = [folder for folder in target.parents if not folder.exists()]
+    for folder in reversed(missing):
+        later(workspace.remove, folder, os.rmdir)
+    like = os.lstat(change.gone) if change.gone else None
+    change.notes = workspace.save(ctx, target, data, like, had_changed=change.had_changed)
+    if change.old is None:
+        later(workspace.remove, target)
+    else:
+        later(workspace.save, ctx, target, change.old)
+
+
+def _put_aside(target: Path, later: Any) -> Path:
+    """Give a file that goes another name, until all changes are done. Returns its path."""
+    aside = target.with_name(workspace.temporary_name())
+    _rename(target, aside.name)
+    later(_rename, aside, target.name)
+    return aside
 
 
 def _attempt(problems: list[str], step: Callable[..., object], *arguments: Any) -> None:
-    """Take a step and note what goes wrong, but for what is not there."""
+    """Take a step and note what goes wrong, except if something is not there."""
     try:
         step(*arguments)
     except (OSError, ToolError) as error:
@@ -387,6 +358,6 @@ def _attempt(problems: list[str], step: Callable[..., object], *arguments: Any) 
             problems.append(str(error))
 
 
-def _rename(place: Path, name: str) -> None:
-    with workspace.folder_of(place) as folder:
-        os.rename(place.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+def _rename(target: Path, name: str) -> None:
+    with workspace.folder_of(target) as folder:
+        os.rename(target.name, name, src_dir_fd=folder, dst_dir_fd=folder)

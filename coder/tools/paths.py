@@ -1,7 +1,8 @@
-"""Paths as models write them: what was meant where that is certain, names that are near where it is not.
+"""Paths as models write them: what was meant if that is certain, else names that are near.
 
-A path is mended only to read, and only if nothing is there by its own name: `file://`, quotes, the line after a
-name (`app.py:12`), the a/ of a diff. For everything else the error names what is there.
+A path is mended only to read, and only if nothing has exactly this path: `file://`, quotes, the
+line after a name (`app.py:12`), the a/ of a diff. For everything else the error names what is
+there.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ MAX_NAMED = 3  # paths in a "did you mean"
 MAX_LOOKED_AT = 20_000  # files
 LOOK_SECONDS = 0.3
 NEAR = 0.75  # of difflib: `aplication.py` for `application.py`, not `test.py` for `text.md`
+SHORT = 3  # characters of a name that is another one's begin: `app.py` for `application.py`
 
 LINE = re.compile(r"(?P<path>.+?)(?::|#L)(?P<line>\d+)(?:(?::|-L?)\d+)?")
 VARIABLE = re.compile(r"\$\w|\$\{")
 
 
 def meant(ctx: ToolContext, path: str) -> tuple[str, int]:
-    """(the path that a reading tool was given or surely meant, the line that it names, 0 if none)."""
+    """(the path of a reading tool, or what it surely means; the line that it names, or 0)."""
     if _is_there(ctx, path):
         return path, 0
     for plain in _without_marks(path):
@@ -48,7 +50,7 @@ def _is_there(ctx: ToolContext, path: str) -> bool:
 
 
 def _without_marks(path: str) -> Iterator[str]:
-    """The path without what surrounds it in other texts, the least change first."""
+    """The path without what is around it in other texts, the least change first."""
     plain = path.strip().strip("\"'`").removeprefix("file://").removeprefix("@")
     yield plain
     yield plain.replace("\\", "/")
@@ -57,8 +59,16 @@ def _without_marks(path: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def naming_near(ctx: ToolContext, path: str, what: str = "file", way: str = "") -> Iterator[None]:
-    """The error for a missing file names it as the model did, and what is there instead, else a `way` on."""
+def naming_near(
+    ctx: ToolContext,
+    path: str,
+    what: str = "file",
+    way: str = "",
+) -> Iterator[None]:
+    """Turn the error for a missing file into one with the model's path and paths that are near.
+
+    If none is near, it has the `way` to go on.
+    """
     try:
         yield
     except workspace.MissingFileError:
@@ -67,36 +77,56 @@ def naming_near(ctx: ToolContext, path: str, what: str = "file", way: str = "") 
 
 def without_prefix(ctx: ToolContext, path: str) -> str:
     """The path without the a/ or b/ of a diff, if only that is there."""
-    rest = path[2:] if path.startswith(("a/", "b/")) else ""
-    return rest if _is_there(ctx, rest) and not _is_there(ctx, path) else path
+    if path.startswith(("a/", "b/")) and not _is_there(ctx, path) and _is_there(ctx, path[2:]):
+        return path[2:]
+    return path
 
 
 def did_you_mean(ctx: ToolContext, path: str) -> str:
     """ "; did you mean src/app.py?", or "" if nothing is near."""
     if VARIABLE.search(path):
         return "; variables are not expanded here"
-    found = list(islice(dict.fromkeys(_near(ctx, path)), MAX_NAMED))
-    return f"; did you mean {', '.join(found)}?" if found else ""
+    near = list(islice(dict.fromkeys(_near(ctx, path)), MAX_NAMED))
+    if not near:
+        return ""
+    return f"; did you mean {', '.join(near)}?"
 
 
 def _near(ctx: ToolContext, path: str) -> Iterator[str]:
-    """What is in the workspace: the longest tail of the path, its name elsewhere, a similar name."""
+    """Paths of the workspace: the longest tail of this one, its name elsewhere, a similar name."""
     pieces = re.split(r"[\\/]", path.strip().strip("\"'`"))
     parts = [part for part in pieces if part not in ("", ".")]
+    if not parts:
+        parts = [""]
     tail = _tail_there(ctx, parts)
     if tail:
         yield tail
-    wanted = parts[-1].lower() if parts else ""
-    by_name = dict[str, list[str]]()
-    for file in _files(ctx):
-        by_name.setdefault(os.path.basename(file).lower(), []).append(file)
-    for name in (wanted, *difflib.get_close_matches(wanted, by_name, MAX_NAMED, NEAR)):
-        for file in by_name.get(name, ()):
+    wanted = parts[-1].lower()
+    by_name = _files_by_name(ctx)
+    names = difflib.get_close_matches(wanted, by_name, MAX_NAMED, NEAR)
+    if not names:
+        names = [name for name in by_name if _is_short_for(name, wanted)]
+    for name in names:
+        for file in by_name[name]:
             yield workspace.escaped(file)
 
 
+def _files_by_name(ctx: ToolContext) -> dict[str, list[str]]:
+    """The files and folders of the workspace by their names in small letters."""
+    by_name = dict[str, list[str]]()
+    for file in _files(ctx):
+        by_name.setdefault(os.path.basename(file).lower(), []).append(file)
+    return by_name
+
+
+def _is_short_for(name: str, wanted: str) -> bool:
+    stem, suffix = os.path.splitext(name)
+    wanted_stem, wanted_suffix = os.path.splitext(wanted)
+    return len(stem) >= SHORT and wanted_stem.startswith(stem) and suffix == wanted_suffix
+
+
 def _tail_there(ctx: ToolContext, parts: list[str]) -> str:
-    """The longest part at the end of a path that leads to something in the workspace; "" if none does."""
+    """The longest end of a path that leads to something in the workspace; "" if none does."""
     for start in range(1, len(parts)):
         tail = "/".join(parts[start:])
         if ".." not in parts[start:] and os.path.lexists(ctx.cwd / tail):
@@ -105,13 +135,13 @@ def _tail_there(ctx: ToolContext, parts: list[str]) -> str:
 
 
 def _files(ctx: ToolContext) -> Iterator[str]:
-    """The files and folders of the workspace, as many as a moment shows, the nearest first."""
-    until = time.monotonic() + LOOK_SECONDS
-    found = 0
+    """The files and folders of the workspace, those above first, until the time is over."""
+    deadline = time.monotonic() + LOOK_SECONDS
+    count = 0
     for folder, folders, files in os.walk(ctx.cwd):
         folders[:] = sorted({*folders} - workspace.TOOL_FOLDERS)
         for name in sorted([*files, *folders]):
             yield os.path.relpath(os.path.join(folder, name), ctx.cwd)
-        found += len(files)
-        if found > MAX_LOOKED_AT or time.monotonic() > until:
+        count += len(files)
+        if count > MAX_LOOKED_AT or time.monotonic() > deadline:
             return

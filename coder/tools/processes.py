@@ -1,11 +1,13 @@
-"""What commands leave running, and how all of it is ended: at a time-out, an abort and the end of the program.
+"""What commands leave running, ended at a time-out, an abort and the end of the program.
 
-Each command is a session and a group of its own, and its children carry its mark in their environment. A child can
-leave the group (setsid) and drop the mark (env -i), so the command line takes in orphans as well (`adopt_orphans`).
-After a kill -9 a guard does it: PR_SET_PDEATHSIG would reach a command's shell alone, not what that has started.
+A command is a session and a group of its own, and its children have its mark in their environment.
+A child can leave the group (setsid) and drop the mark (env -i), so the command line adopts orphans
+as well (`adopt_orphans`). After a kill -9 a guard ends all: PR_SET_PDEATHSIG would reach a
+command's shell alone, not what that has started.
 
-A program that uses the library has children of its own, which are neither ended nor waited for here: there, only the
-mark, the groups and what still descends from a command at its time-out tell; and the sandbox knows what it confined.
+A program that uses the library has children of its own, which are neither ended nor waited for
+here: there, only the mark, the groups, the descent from a command at its time-out and the sandbox
+tell what is a command's.
 """
 
 from __future__ import annotations
@@ -19,18 +21,19 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from coder.tools.secrets import environment
 
 GRACE = 0.5  # seconds between TERM and KILL
-MARK = "CODER_COMMAND"  # environment variable by which a command's children are known
+MARK = "CODER_COMMAND"  # environment variable that marks a command's children
 PR_SET_CHILD_SUBREAPER = 36
 PAUSE = 0.005  # seconds between two looks at what is left
-ROUNDS = 200  # looks, until what was killed is given up
+ROUNDS = 200  # looks at what was killed, until it is given up
 
-# It runs in the background of a shell that ends at once: a program that waits for its children does
-# not wait for it. Descriptor 3 is a pipe whose other end closes with this process, however it ends.
+# It runs in the background of a shell that ends at once, so a program that waits for its children
+# does not wait for it. Descriptor 3 is a pipe whose other end closes when this process ends in any
+# way.
 GUARD = """
 exec 3<&0
 {{
@@ -39,7 +42,7 @@ exec 3<&0
 }} <&3 >/dev/null 2>&1 &
 echo "$!"
 """
-# Kills what carries the mark, three times, since that may start others meanwhile.
+# Kills what has the mark, three times, since that may start others during a turn.
 KILL_MARKED = """
   for turn in 1 2 3; do
     grep -lsF -e "$0" /proc/[0-9]*/environ | while IFS=/ read -r root proc number file; do kill -9 "$number"; done
@@ -49,9 +52,10 @@ KILL_MARKED = """
 _started: set[int] = set()  # groups that may have left members
 _running: set[int] = set()  # commands that are waited for
 _guards: set[int] = set()
-_run = f"{os.getpid()}-{os.urandom(6).hex()}"
+_program_mark = f"{os.getpid()}-{os.urandom(6).hex()}"
 _is_adopting: list[bool] = []  # empty unless all orphans of this program are its commands'
-COMMANDS, SERVERS = f"{_run}-", f"{_run}-server"  # beginnings of marks
+COMMANDS = f"{_program_mark}-"  # how marks begin
+SERVERS = f"{_program_mark}-server"
 USERS = f"user-{os.urandom(8).hex()}"  # of the user's own commands, which may outlive the program
 
 
@@ -65,7 +69,7 @@ class Process(NamedTuple):
 
 
 def facts(number: int) -> Process | None:
-    """None where there is no such process."""
+    """None if there is no such process."""
     try:
         fields = Path(f"/proc/{number}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -75,8 +79,8 @@ def facts(number: int) -> Process | None:
 
 
 def is_alive(number: int) -> bool:
-    found = facts(number)
-    return found is not None and found.is_alive
+    process = facts(number)
+    return process is not None and process.is_alive
 
 
 def numbers() -> list[int]:
@@ -92,7 +96,7 @@ def new_mark() -> str:
 
 
 def marked_environment() -> dict[str, str]:
-    """`environment` for a child that is started elsewhere: it ends with this process, like a command's children."""
+    """`environment` for a child that is started elsewhere and ends with this process."""
     main_guard()
     return environment() | {MARK: SERVERS}
 
@@ -118,25 +122,32 @@ def note_end(number: int) -> None:
 
 @cache
 def main_guard() -> int:
-    """Start, once, what ends marked processes after this one. Returns its number, 0 where there is none."""
+    """Start, once, what ends marked processes after this one. Returns its number, or 0."""
     atexit.register(stop_all)
     if not os.path.isdir("/proc/self"):
         return 0
-    return start_guard(KILL_MARKED, f"{MARK}={_run}")[0]
+    return start_guard(KILL_MARKED, f"{MARK}={_program_mark}")[0]
 
 
 def start_guard(script: str, argument: str = "sh") -> tuple[int, int]:
-    """Start a shell that runs a script, with `argument` as $0, when this process ends or closes a descriptor.
+    """Start a shell that runs a script when this process ends or closes a descriptor.
 
-    Returns its number, 0 where it could not be started, and the descriptor.
+    The script has `argument` as $0. Returns the shell's number, 0 if there is no shell, and the
+    descriptor.
     """
     reader, writer = os.pipe()
     argv = ["/bin/sh", "-c", GUARD.format(script), argument]
-    options: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "check": False}
-    options |= {"env": {"PATH": os.defpath}, "start_new_session": True}
-    with open(reader, "rb") as ours:
+    with open(reader, "rb") as stdin:
         try:
-            done = subprocess.run(argv, stdin=ours, **options)
+            done = subprocess.run(
+                argv,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                check=False,
+                env={"PATH": os.defpath},
+                start_new_session=True,
+            )
         except OSError:  # there is no sh
             return 0, writer
     number = int(done.stdout or 0)
@@ -149,7 +160,7 @@ def start_guard(script: str, argument: str = "sh") -> tuple[int, int]:
 
 def kill(process: subprocess.Popen[bytes], mark: str) -> None:
     """TERM to the group, a short grace, KILL, and a sweep for those who have left the group."""
-    known = facts(process.pid)
+    command = facts(process.pid)
     family = _descendants(process.pid)
     _signal(process.pid, signal.SIGTERM)
     try:
@@ -163,8 +174,8 @@ def kill(process: subprocess.Popen[bytes], mark: str) -> None:
             now = facts(number)
             if now and now.start == before.start:  # it is still the same
                 _kill(number)
-        if known:
-            end_orphans(known.start, spared=COMMANDS)
+        if command:
+            end_orphans(command.start, spared=COMMANDS)
 
 
 def _signal(group: int, number: int) -> None:
@@ -178,7 +189,7 @@ def _kill(number: int) -> None:
 
 
 def _sweep(mark: str) -> None:
-    """KILL every process that carries the mark."""
+    """KILL every process that has the mark."""
     wanted = f"{MARK}={mark}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -190,12 +201,17 @@ def _descendants(number: int) -> dict[int, Process]:
     """What descends from a process, as far as no parent in between has ended."""
     if sys.platform != "linux":
         return {}
-    everybody = {each: found for each in numbers() if (found := facts(each))}
-    family, parents = dict[int, Process](), {number}
+    children = dict[int, dict[int, Process]]()  # by their parent
+    for other in numbers():
+        process = facts(other)
+        if process:
+            children.setdefault(process.parent, {})[other] = process
+    family = dict[int, Process]()
+    parents = [number]
     while parents:
-        children = {each: p for each, p in everybody.items() if p.parent in parents}
-        parents = children.keys() - family.keys()
-        family |= children
+        below = children.pop(parents.pop(), {})
+        family |= below
+        parents += below
     return family
 
 
@@ -203,9 +219,9 @@ def _descendants(number: int) -> dict[int, Process]:
 
 
 def adopt_orphans() -> None:
-    """Let orphans come to this program; they end with it. For a program whose children are all started by this package.
+    """Let orphans come to this program, and end with it. All its children are of this package.
 
-    Where the system cannot do it, they go to the system's first process as ever, and can be lost.
+    If the system cannot do it, they go to the system's first process as ever, and can be lost.
     """
     if sys.platform != "linux":
         return
@@ -218,36 +234,45 @@ def adopt_orphans() -> None:
 def _orphans() -> dict[int, Process]:
     """Commands' children that have lost their parent, zombies included.
 
-    Those are this program's children in another session than its own: a command's processes can never come back into
-    its session (setsid(2)), where the user's editor and `!commands` are. Orphans come to the main thread. What another
-    thread has started, such as MCP servers, is none; nor is what was there before the first command.
+    Those are this program's children in another session than its own: a command's processes can
+    never come back into its session (setsid(2)), where the user's editor and `!commands` are.
+    Orphans come to the main thread. What another thread has started, such as MCP servers, is not
+    one; nor is what was there before the first command.
     """
-    own, main = os.getpid(), f"/proc/self/task/{os.getpid()}/children"
+    own = os.getpid()
     try:
-        children = [int(each) for each in Path(main).read_text().split()]
+        listed = Path(f"/proc/self/task/{own}/children").read_text()
+        children = {int(word) for word in listed.split()}
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        children = numbers()
+        children = set(numbers())
     guard = facts(main_guard())
-    found = {}
-    for number in {*children} - _guards - _running:
+    first = guard.start if guard else 0
+    orphans = dict[int, Process]()
+    for number in children - _guards - _running:
         child = facts(number)
         if not child or child.parent != own or child.session == os.getsid(0):
             continue
-        if not guard or child.start >= guard.start:
-            found[number] = child
-    return found
+        if child.start >= first:
+            orphans[number] = child
+    return orphans
 
 
 def end_orphans(since: int = 0, spared: str = SERVERS) -> bool:
     """KILL what commands have left and what that has started, from this time on.
 
-    What has a mark that begins with `spared` stays, and so do the user's own. Only children are killed, whose numbers
-    nobody else gets before they are waited for. What they have started comes to this program with their end, and is
-    killed in the next round. Returns whether all is gone; False where orphans go elsewhere.
+    What has a mark that begins with `spared` stays, and so do the user's own. Only children are
+    killed: nobody else gets their numbers before they are waited for. What they have started comes
+    to this program when they end, and is killed in the next round. Returns whether all is gone;
+    False if orphans go elsewhere.
     """
-    for _ in range(ROUNDS if _is_adopting else 0):
-        found = {each: child for each, child in _orphans().items() if child.start >= since}
-        left = [each for each, p in found.items() if not (p.is_alive and _is_marked(each, spared))]
+    if not _is_adopting:
+        return False
+    for _ in range(ROUNDS):
+        left = [
+            number
+            for number, orphan in _orphans().items()
+            if orphan.start >= since and not (orphan.is_alive and _is_marked(number, spared))
+        ]
         if not left:
             return True
         for number in left:
@@ -261,7 +286,7 @@ def end_orphans(since: int = 0, spared: str = SERVERS) -> bool:
 def _is_marked(number: int, spared: str) -> bool:
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{number}/environ").read_bytes()
-        return any(f"{MARK}={each}".encode() in variables for each in (spared, USERS))
+        return any(f"{MARK}={mark}".encode() in variables for mark in (spared, USERS))
     return False
 
 
@@ -285,9 +310,9 @@ def stop_all() -> None:
     if not main_guard.cache_info().currsize:  # nothing was started
         return
     if os.path.isdir("/proc/self"):
-        _sweep(_run)  # every mark begins with it
+        _sweep(_program_mark)  # every mark begins with it
     for group in _started:
-        # Where there is such a process again, the group had ended and its number is another's
+        # If such a process is there, its number belongs to another one: the group has ended
         if group in _running or not os.path.exists(f"/proc/{group}"):
             _signal(group, signal.SIGKILL)
     for _ in range(ROUNDS):  # their orphans come with their end

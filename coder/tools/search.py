@@ -1,6 +1,7 @@
-"""grep and glob: what they find, and what they say if it is too much or nothing. The search itself: search_programs.py.
+"""grep and glob: what they find, and what they say if it is too much or nothing.
 
-grep leaves out the files that may hold secrets, whether they match or not: that one matches would tell what is in it.
+search_programs.py does the search. grep leaves out files that may hold secrets, whether they match
+or not: that a file matches would tell what is in it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def grep(
     context: int = 0,
     limit: int = MAX_MATCHES,
 ) -> Generator[Any, None, ToolResult]:
-    """Search file contents with a regular expression: the path of each file, then `line:text` per match.
+    """Search file contents with a regular expression: the path of each file, then `line:text` per
+    match.
 
     pattern: regular expression
     path: file or folder, default the workspace
@@ -58,23 +60,25 @@ def grep(
     target = yield from workspace.to_read(ctx, path)
     if not target.is_dir():
         yield from workspace.ask_to_show(ctx, target)
-    if "\0" in pattern or not pattern:
-        raise ToolError("the pattern is empty or holds a NUL")
-    if "\n" in pattern:
-        raise ToolError(WITHIN_A_LINE)
-    around = min(max(0, context), MAX_CONTEXT)
-    wanted = Wanted(pattern, ignore_case, literal, around)
+    _check_pattern(pattern)
+    wanted = Wanted(
+        pattern,
+        ignore_case=ignore_case,
+        literal=literal,
+        context=min(max(0, context), MAX_CONTEXT),
+    )
+    excerpt = Excerpt(max(1, limit))
+    is_several = not literal and spans_lines(pattern)
     with contextlib.ExitStack() as stack:
         with paths.naming_near(ctx, path):
             search = Search(ctx, target, glob, stack)
-        excerpt = Excerpt(max(1, limit))
         try:
             excerpt.take(search.grep(wanted))
         except ToolError:
-            if spans_lines(pattern, literal):
-                raise ToolError(WITHIN_A_LINE) from None
-            raise
-    if not excerpt.lines and spans_lines(pattern, literal):
+            if not is_several:
+                raise
+            raise ToolError(WITHIN_A_LINE) from None
+    if is_several and not excerpt.lines:
         raise ToolError(WITHIN_A_LINE)
     text = excerpt.text() or _say_nothing_found(pattern, literal)
     notes = [f"({note})" for note in (*excerpt.notes(), *search.notes)]
@@ -84,9 +88,16 @@ def grep(
 WITHIN_A_LINE = "a match lies within one line: search for one of the lines, with context"
 
 
-def spans_lines(pattern: str, literal: bool) -> bool:
+def _check_pattern(pattern: str) -> None:
+    if "\0" in pattern or not pattern:
+        raise ToolError("the pattern is empty or holds a NUL")
+    if "\n" in pattern:
+        raise ToolError(WITHIN_A_LINE)
+
+
+def spans_lines(pattern: str) -> bool:
     """Does the regular expression ask for a line end? No match has one."""
-    return not literal and bool(LINE_END.search(SET.sub("", pattern)))
+    return bool(LINE_END.search(SET.sub("", pattern)))
 
 
 def _say_nothing_found(pattern: str, literal: bool) -> str:
@@ -108,10 +119,10 @@ class Excerpt:
         self.is_cut = False
         self.is_counted_in_part = False
 
-    def take(self, found: Iterable[Line]) -> None:
+    def take(self, lines: Iterable[Line]) -> None:
         """Keep the first lines; count on for a second at most."""
         deadline = 0.0
-        for line in found:
+        for line in lines:
             self.matches[line.name] += line.is_match
             if self.shown < self.most:
                 self._show(line)
@@ -143,12 +154,12 @@ class Excerpt:
         if self.is_counted_in_part:
             total = f"over {total}"
         files = len(self.matches)
-        where = "1 file"
+        places = "1 file"
         if files > 1:
             named = [f"{name} {count:,}" for name, count in self.matches.most_common(MAX_NAMED)]
-            where = f"{files:,} files; the most: {', '.join(named)}"
+            places = f"{files:,} files; the most: {', '.join(named)}"
         narrow = "narrow the pattern, the path or the glob"
-        yield f"{self.most} lines shown of {total} in {where}; {narrow}"
+        yield f"{self.most} lines shown of {total} in {places}; {narrow}"
 
 
 @tool(concurrent=True, permission="read", default="allow", slips=slips.GLOB)
@@ -163,7 +174,7 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
     if not target.is_dir():
         near = "" if target.exists() else paths.did_you_mean(ctx, path)
         raise ToolError(f"{path} is not a folder{near}")
-    found = list[tuple[float, str]]()  # its age, a file
+    files = list[tuple[float, str]]()  # its age, a file
     wanted = _from_the_folder(ctx, pattern)
     with contextlib.ExitStack() as stack:
         search = Search(ctx, target, wanted, stack)
@@ -175,17 +186,17 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
             with contextlib.suppress(OSError):
                 info = os.stat(search.cwd / name, follow_symlinks=False)
                 if stat.S_ISREG(info.st_mode):
-                    found.append((-info.st_mtime, shown))
-    found.sort()
-    lines = [workspace.escaped(shown) for _, shown in found[:MAX_FILES]]
-    if len(found) > MAX_FILES:
-        lines.append(f"({MAX_FILES} of {len(found)} files, the newest; narrow the pattern)")
+                    files.append((-info.st_mtime, shown))
+    files.sort()
+    lines = [workspace.escaped(shown) for _, shown in files[:MAX_FILES]]
+    if len(files) > MAX_FILES:
+        lines.append(f"({MAX_FILES} of {len(files)} files, the newest; narrow the pattern)")
     text = "\n".join(lines) or _say_no_files(target, wanted)
-    return ToolResult(text, details={"files": len(found)})
+    return ToolResult(text, details={"files": len(files)})
 
 
 def _from_the_folder(ctx: ToolContext, pattern: str) -> str:
-    """The pattern without the path of the workspace; no file is found outside the folder that is searched."""
+    """The pattern without the path of the workspace: the search stays in its folder."""
     return pattern.removeprefix(f"{ctx.cwd}/").lstrip("/") or "**"
 
 

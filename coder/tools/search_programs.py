@@ -1,7 +1,8 @@
-"""The programs that search: ripgrep if it is installed, else git, else a plain walk; and the patterns for their paths.
+"""The programs that search: ripgrep if it is installed, else git, else a plain walk; and globs.
 
-Binary files, .git and what .gitignore names are skipped, and links are not followed. A search is a child process, so
-that it can be stopped; it starts in the folder as it was opened, so that a link that takes its place leads nowhere.
+Binary files, .git and what .gitignore names are skipped, and links are not followed. A search is a
+child process, so that it can be stopped; it starts in the folder as it was opened, so that a link
+that takes the folder's name leads nowhere.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import IO, Any, NamedTuple
 
 from coder.tools import workspace
 from coder.tools.bash import find_program, output_of
+from coder.tools.repository import repository_top
 from coder.toolset import ToolContext
 from coder.types import ToolError
 
@@ -26,7 +28,7 @@ TIMEOUT = 30  # seconds of one search
 MAX_SHOWN = 500  # characters of one line
 MAX_KEPT = 1 << 20  # bytes of one line of output
 MAX_NOTES = 10  # lines of a program's standard error
-MAX_WAYS = 1000  # that the braces of a pattern may stand for
+MAX_WAYS = 1000  # that the braces of a pattern may mean
 
 RIPGREP = "--null --hidden --glob=!.git"
 RIPGREP_GREP = """--with-filename --line-number --column --no-heading --color=never --sort=path
@@ -41,7 +43,7 @@ VARIABLES = {"LC_ALL": "C.UTF-8"}  # text is in characters
 PLAIN = """
 import sys
 sys.path.append(sys.argv[1])
-from coder.tools.search_programs import print_matches
+from coder.tools.plain_grep import print_matches
 print_matches(*sys.argv[2:])
 """
 
@@ -49,13 +51,13 @@ print_matches(*sys.argv[2:])
 NOT_UTF8 = re.compile(r"(?:rg: )?(?:\./)?(.+?): PCRE2: error matching: UTF-8 error.*")
 # A path, the number of a line, the column of the match (none in a line of context), the line
 RECORD = re.compile(
-    rb"(?P<place>.*?)\0(?P<number>\d+)(?:(?P<mark>[:\0])(?P<column>\d+)(?P=mark)|[-\0])(?P<text>.*)",
+    rb"(?P<path>.*?)\0(?P<number>\d+)(?:(?P<mark>[:\0])(?P<column>\d+)(?P=mark)|[-\0])(?P<text>.*)",
     re.DOTALL,
 )
 
 
 class Wanted(NamedTuple):
-    """What lines are searched for. `context`: lines to show around each."""
+    """Which lines are searched for. `context`: lines to show around a match."""
 
     pattern: str
     ignore_case: bool
@@ -64,7 +66,7 @@ class Wanted(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line that was found, or one around it. `begins_group`: the line before it in the file is not the one above."""
+    """A match, or a line around one. `begins_group`: the line before it is not shown."""
 
     name: str
     number: int
@@ -81,50 +83,55 @@ class Line(NamedTuple):
 class Search:
     """A folder that is open, or a file in it, and the programs that search there.
 
-    `cwd` names the folder whatever is at its path meanwhile; `stdin` is the file; `notes` is what a
-    program said beside, `code` how it ended. Raises ToolError where there is neither.
+    `cwd` names the folder, whatever its path leads to by then; `stdin` is the file; `notes` are the
+    program's other lines, `code` its exit code. Raises ToolError if there is no such file or
+    folder.
     """
 
     def __init__(
-        self, ctx: ToolContext, target: Path, glob: str, stack: contextlib.ExitStack
+        self,
+        ctx: ToolContext,
+        target: Path,
+        glob: str,
+        stack: contextlib.ExitStack,
     ) -> None:
         self.ctx = ctx
         self.target = target
         self.glob = Glob(glob or "**")
         self.notes: list[str] = []
-        self.is_only_not_utf8 = False  # what the notes are about
+        self.has_failed = False  # a note tells of more than files that are not UTF-8
         self.code = 0
         self.is_file = not target.is_dir()
         self.stdin: IO[bytes] | int = subprocess.DEVNULL
-        place = target / "any"
+        inside = target / "any"
         if self.is_file:
             self.stdin = stack.enter_context(workspace.opened(target, workspace.shown(ctx, target)))
-            place = target
+            inside = target
         try:
-            folder = stack.enter_context(workspace.folder_of(place))
+            folder = stack.enter_context(workspace.folder_of(inside))
         except OSError as error:
             raise ToolError(f"{target} cannot be searched: {error.strerror}") from None
         cwd = Path(f"/proc/self/fd/{folder}")
-        self.cwd = cwd if cwd.exists() else place.parent
-        rules = [each for each in (target, *target.parents) if _waits(each)]
-        self.waits = bool(rules) and not self.is_file
+        self.cwd = cwd if cwd.exists() else inside.parent
+        folders = () if self.is_file else (target, *target.parents)
+        self.waits = any(_waits(path) for path in folders)
 
     def grep(self, wanted: Wanted) -> Iterator[Line]:
-        """The lines that are found in files that count, and those around."""
+        """The matches in files that may be shown, and the lines around."""
         is_empty = True
         begins_group = False
         name_of = cache(self._name_of)
         for line in self._lines(self._command(wanted)):
-            found = RECORD.fullmatch(line)
-            if found:
+            record = RECORD.fullmatch(line)
+            if record:
                 is_empty = False
-                name = name_of(os.fsdecode(found["place"]))
+                name = name_of(os.fsdecode(record["path"]))
                 if name:
-                    column = found["column"]
+                    column = record["column"]
                     yield Line(
                         name=name,
-                        number=int(found["number"]),
-                        text=_cut_line(found["text"], int(column or 1)),
+                        number=int(record["number"]),
+                        text=_cut_line(record["text"], int(column or 1)),
                         is_match=column is not None,
                         begins_group=begins_group,
                     )
@@ -133,7 +140,7 @@ class Search:
                 begins_group = True
             elif len(self.notes) < MAX_NOTES:
                 self._note(workspace.escaped(line.decode("utf-8", "replace"))[:MAX_SHOWN])
-        if is_empty and self.code > 1 and not self.is_only_not_utf8:
+        if is_empty and self.code > 1 and (self.has_failed or not self.notes):
             raise ToolError(self._say_why())
 
     def _lines(self, command: list[str]) -> Iterator[bytes]:
@@ -146,12 +153,15 @@ class Search:
 
     def _note(self, text: str) -> None:
         """Keep a line of a program's standard error."""
-        unread = NOT_UTF8.fullmatch(text)
-        self.is_only_not_utf8 = bool(unread) and (self.is_only_not_utf8 or not self.notes)
-        self.notes.append(f"{unread[1]} was not searched: it is not UTF-8" if unread else text)
+        not_utf8 = NOT_UTF8.fullmatch(text)
+        if not_utf8:
+            text = f"{not_utf8[1]} was not searched: it is not UTF-8"
+        else:
+            self.has_failed = True
+        self.notes.append(text)
 
     def _say_why(self) -> str:
-        """Why the search failed, by the program's last line: the lines before it draw the pattern."""
+        """Why the search failed: the program's last line. Those before it draw the pattern."""
         said = [note for note in self.notes if note.strip()]
         if not said:
             return f"the search ended with exit code {self.code}"
@@ -162,10 +172,12 @@ class Search:
     def _command(self, wanted: Wanted) -> list[str]:
         """The command that searches, with the first program that is there."""
         names = [] if self.is_file else self.glob.names()
-        if program := self._find("rg"):
-            return [program, *self._ripgrep(wanted, names)]
-        if program := self._find("git"):
-            return [program, *self._git_grep(wanted, names)]
+        ripgrep = self._find("rg")
+        if ripgrep:
+            return [ripgrep, *self._ripgrep(wanted, names)]
+        git = self._find("git")
+        if git:
+            return [git, *self._git_grep(wanted, names)]
         return [sys.executable, "-I", "-c", PLAIN, *self._plain_grep(wanted, names)]
 
     def _ripgrep(self, wanted: Wanted, names: list[str]) -> list[str]:
@@ -205,24 +217,33 @@ class Search:
         return [package, pattern, flags, str(wanted.context), *names]
 
     def _find(self, name: str) -> str:
-        """A program that reads the rules of what is ignored; "" where there is none, or it would wait for a pipe."""
+        """A program that reads rules of what is ignored, or ""; it would wait for rules in a pipe."""
         return "" if self.waits else find_program(name, self.ctx.cwd)
 
     def names(self) -> Iterator[str]:
         """The paths of the files in the folder."""
-        top = workspace.repository_top(self.target)
-        if program := self._find("rg"):
-            command = [program, *RIPGREP.split(), "--files", "."]
-        elif os.path.lexists(top / ".git") and (program := self._find("git")):
-            command = [program, *GIT.split(), f"--work-tree={top}", *GIT_LIST.split()]
+        command = self._listing()
+        if command:
+            output = b"".join(self._output(command, stderr=subprocess.DEVNULL))
+            for path in dict.fromkeys(output.split(b"\0")[:-1]):
+                yield os.fsdecode(path).removeprefix("./")
         else:
+            from coder.tools.plain_grep import walk  # late: only without the programs
+
             for name in walk(self.cwd):
                 self.ctx.abort.check()
                 yield name
-            return
-        output = b"".join(self._output(command, stderr=subprocess.DEVNULL))
-        for found in dict.fromkeys(output.split(b"\0")[:-1]):
-            yield os.fsdecode(found).removeprefix("./")
+
+    def _listing(self) -> list[str]:
+        """The command that lists files, with the first program that is there, or []."""
+        ripgrep = self._find("rg")
+        if ripgrep:
+            return [ripgrep, *RIPGREP.split(), "--files", "."]
+        top = repository_top(self.target)
+        git = self._find("git") if os.path.lexists(top / ".git") else ""
+        if git:
+            return [git, *GIT.split(), f"--work-tree={top}", *GIT_LIST.split()]
+        return []
 
     def _output(self, command: list[str], **more: Any) -> Generator[bytes, None, None]:
         """The output. Raises Aborted, and ToolError at a time-out."""
@@ -235,7 +256,7 @@ class Search:
             raise ToolError(f"the search took more than {TIMEOUT} s and was stopped. {way}")
 
     def _name_of(self, path: str) -> str:
-        """What to show for a path in the output; "" for a file that does not count."""
+        """What to show for a path in the output; "" for a file that is not shown."""
         if self.is_file:
             return workspace.escaped(workspace.shown(self.ctx, self.target))
         path = path.removeprefix("./")
@@ -247,54 +268,8 @@ class Search:
 
 
 def _waits(folder: Path) -> bool:
-    """Is a pipe in the place of the rules of this folder?"""
+    """Is a file that may hold rules for this folder a pipe?"""
     return any((folder / name).is_fifo() for name in (".gitignore", ".ignore", ".rgignore"))
-
-
-def walk(top: str | Path) -> Iterator[str]:
-    """The paths of the files below a folder, but for what tools have installed; also of ignored ones."""
-    for folder, folders, files in os.walk(top):
-        folders[:] = sorted({*folders} - workspace.TOOL_FOLDERS)
-        yield from (os.path.relpath(os.path.join(folder, name), top) for name in sorted(files))
-
-
-def print_matches(pattern: str, flags: str, context: str, *names: str) -> None:
-    """The program of PLAIN: search below the current folder, and print as the others do.
-
-    `flags`: i ignores case, f searches standard input. `names`: patterns for the names of files.
-    """
-    try:
-        wanted = re.compile(pattern, re.IGNORECASE if "i" in flags else 0)
-    except re.error as error:
-        sys.stderr.write(f"regex: {error}\n")
-        sys.exit(2)
-    if "f" in flags:
-        _print_matches_in("-", sys.stdin.buffer.read(), wanted, int(context))
-        return
-    for path in walk("."):
-        name = os.path.basename(path)
-        if not names or any(fnmatchcase(name, each) for each in names):
-            data = workspace.read_small_file(path) or b""
-            _print_matches_in(path, data, wanted, int(context))
-
-
-def _print_matches_in(path: str, data: bytes, wanted: re.Pattern[str], context: int) -> None:
-    if not data or b"\0" in data:
-        return
-    lines = data.removesuffix(b"\n").split(b"\n")
-    columns = dict[int, int]()  # of the matches, by the place of their line
-    for at, line in enumerate(lines):
-        text = line.rstrip(b"\r").decode("utf-8", "surrogateescape")
-        if found := wanted.search(text):
-            columns[at] = len(text[: found.start()].encode("utf-8", "surrogateescape")) + 1
-    around = {at + more for at in columns for more in range(-context, context + 1)}
-    last = -1
-    for at in sorted(around.intersection(range(len(lines)))):
-        if context and at != last + 1:
-            sys.stdout.buffer.write(b"--\n")
-        last = at
-        mark = b":%d:" % columns[at] if at in columns else b"-"
-        sys.stdout.buffer.write(b"%s\0%d%s%s\n" % (os.fsencode(path), at + 1, mark, lines[at]))
 
 
 def _cut_line(text: bytes, column: int) -> str:
@@ -304,7 +279,8 @@ def _cut_line(text: bytes, column: int) -> str:
     if len(line) <= MAX_SHOWN:
         return line
     start = max(0, min(at - MAX_SHOWN // 5, len(line) - MAX_SHOWN))
-    return f"{'… ' if start else ''}{line[start : start + MAX_SHOWN]} … (line cut)"
+    begin = "… " if start else ""
+    return f"{begin}{line[start : start + MAX_SHOWN]} … (line cut)"
 
 
 # ---- patterns for paths ---------------------------------------------------------------------
@@ -313,8 +289,8 @@ def _cut_line(text: bytes, column: int) -> str:
 class Glob:
     """A pattern for paths below a folder: ** is any number of folders, * and ? cross none.
 
-    Without a slash it is for names at any depth; a ! in front turns it round. It comes from a
-    model: each path is matched in linear time.
+    Without a slash it is for names at any depth; a ! in front reverses it. It comes from a model:
+    a path is matched in linear time.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -323,7 +299,7 @@ class Glob:
         self.ways = [_parts_of(way) for way in _ways_of(plain)]
 
     def names(self) -> list[str]:
-        """Patterns of which one fits the name of each file, for the programs; [] for any name."""
+        """Patterns for the names of files, for the programs; [] for any name."""
         if self.is_negated:
             return []
         names = [way[-1] for way in self.ways]
@@ -331,7 +307,7 @@ class Glob:
         return names if are_plain else []
 
     def matches(self, *paths: str) -> bool:
-        """Is one of these paths, of one file as it is seen from different folders, meant?"""
+        """Does one of these paths match? They are of one file, relative to different folders."""
         return any(self.is_negated != self._fits_any(path.split("/")) for path in paths)
 
     def _fits_any(self, names: list[str]) -> bool:
@@ -339,21 +315,21 @@ class Glob:
 
 
 def _ways_of(pattern: str) -> list[str]:
-    """The patterns without braces that one with braces stands for."""
+    """The patterns without braces that one with braces means."""
     ways = [pattern]
     while len(ways) < MAX_WAYS:
-        found = BRACES.search(ways[0])
-        if not found:
+        braces = BRACES.search(ways[0])
+        if not braces:
             break
         first = ways.pop(0)
-        head = first[: found.start()]
-        tail = first[found.end() :]
-        ways += [f"{head}{choice}{tail}" for choice in found[1].split(",")]
+        head = first[: braces.start()]
+        tail = first[braces.end() :]
+        ways += [f"{head}{choice}{tail}" for choice in braces[1].split(",")]
     return ways
 
 
 def _parts_of(way: str) -> list[str]:
-    """The names of a pattern, one for each folder; without a slash it is a name at any depth."""
+    """The parts of a pattern between slashes; without a slash it is a name at any depth."""
     parts = way.split("/") if "/" in way else ["**", way]
     if parts[-1] in ("", "**"):
         return [*parts[:-1], "**", "*"]
@@ -361,7 +337,7 @@ def _parts_of(way: str) -> list[str]:
 
 
 def _fits(names: list[str], parts: list[str]) -> bool:
-    """Of all the ways in which the parts so far fit, follow how many names they take."""
+    """Do the parts of a pattern match all names? `taken`: how many the parts so far may match."""
     taken = {0}
     for part in parts:
         if not taken:

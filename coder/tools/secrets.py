@@ -1,4 +1,5 @@
-"""Secrets by their names: files (`.env`, private keys, credentials), variables and headers; the environment of commands.
+"""Secrets by their names: files (`.env`, private keys), variables, headers; the environment of
+commands.
 
 The patterns are compiled when they are first used, which most starts never do.
 """
@@ -49,33 +50,38 @@ SECRET = (
     # An ASKPASS is a program
     "|(?<!COM|ASK|SUR)(?<!BY)(?<!OVER|TRES)(?<!UNDER)PASS[0-9]*$"
 )
-# A colon and digits before a path are a port; what stands alone before an @ is mostly a token.
+# A colon and digits before a path are a port; what is alone before an @ is mostly a token.
 SCHEME = "(?i)(?:basic|bearer|token) +"  # in front of a header's secret
 PASSWORD = r"(?i)://[^\s/@:\[]*:(?!\d+[/?#])[^\s@]+@|https?://[^\s/@:?#]+@"
 # Names of sockets and files, without which git and X do not work, and of persons
 HARMLESS = "SSH_AUTH_SOCK|XAUTHORITY|GIT_AUTHOR_(?:NAME|EMAIL|DATE)"
-# Where there is one, nothing reaches the network without its password
+# If there is a proxy, nothing reaches the network without its password
 PROXY = "(?i)[a-z]+_proxy"
 
 
 def is_secret(name: str, value: str = "") -> bool:
     """Is a variable of this name a secret, or does its value hold a password or token?"""
-    return not re.fullmatch(HARMLESS, name) and bool(
-        re.search(SECRET, name) or (re.search(PASSWORD, value) and not re.fullmatch(PROXY, name))
-    )
+    if re.fullmatch(HARMLESS, name):
+        return False
+    if re.search(SECRET, name):
+        return True
+    return bool(re.search(PASSWORD, value)) and not re.fullmatch(PROXY, name)
 
 
 def header_secret(name: str, value: str) -> str:
-    """The secret in a header, without the scheme in front of it; "" where there is none."""
-    if scheme := re.match(SCHEME, value):
+    """The secret in a header, without the scheme in front of it; "" if there is none."""
+    scheme = re.match(SCHEME, value)
+    if scheme:
         return value[scheme.end() :]
-    return value if is_secret(name, value) or "cookie" in name.lower() else ""
+    if is_secret(name, value) or "cookie" in name.lower():
+        return value
+    return ""
 
 
 # ---- the environment of a command --------------------------------------------------------------
 
 # Variables that make a shell run or load something, or that change what a command means. An
-# exported function (BASH_FUNC_...) would stand in for a program.
+# exported function (BASH_FUNC_...) would replace a program.
 STEERING = (
     "(?s)BASH_ENV|ENV|SHELLOPTS|BASHOPTS|POSIXLY_CORRECT|CDPATH|GLOBIGNORE|PROMPT_COMMAND"
     "|RIPGREP_CONFIG_PATH|LD_PRELOAD|LD_AUDIT|DYLD_INSERT_LIBRARIES|BASH_FUNC_.*"
@@ -105,6 +111,7 @@ def environment() -> dict[str, str]:
 def clean_path(path: str) -> str:
     """Take the relative folders out of a PATH: the `ls` or `git` of a workspace must not be run.
 
-    An empty PATH would mean the workspace, too; the system's own takes its place.
+    An empty PATH would mean the workspace, too; the system's own is used instead.
     """
-    return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep))) or os.defpath
+    folders = [folder for folder in path.split(os.pathsep) if os.path.isabs(folder)]
+    return os.pathsep.join(folders) or os.defpath

@@ -1,10 +1,12 @@
-"""The slips of models that each built-in tool takes, and what it says to those that it does not take.
+"""The slips of models that the built-in tools take, and what they say to those that they refuse.
 
-The names are those of Claude Code, opencode, codex, gemini-cli, Cline and their like. See coder/slips.py.
+The names are those of Claude Code, opencode, codex, gemini-cli, Cline and their like. See
+coder/slips.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -28,6 +30,7 @@ OLD_AND_NEW |= dict.fromkeys(
 
 FENCE = re.compile(r"\s*```[\w+-]*[ \t]*\n(.*?)\n?```\s*", re.DOTALL)
 SHELLS = {"bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash", "/bin/zsh"}
+SHELL_OPTIONS = ("-c", "-lc")
 ONE_FILE = "one file per call; several calls in one answer run side by side"
 
 
@@ -36,6 +39,9 @@ def _is_text_list(value: Any) -> TypeGuard[list[str]]:
 
 
 # ---- read, ls, grep, glob -------------------------------------------------------------------
+
+
+LINE_RANGE = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*")
 
 
 def _take_single_path(arguments: Arguments) -> Arguments:
@@ -47,16 +53,10 @@ def _take_single_path(arguments: Arguments) -> Arguments:
 
 
 def _convert_read(arguments: Arguments) -> Arguments:
-    """A range of lines in another form, first and last line included; a read harms nobody."""
+    """A range of lines in another form becomes offset and limit; a read harms nobody."""
     converted = _take_single_path(arguments)
-    bounds: Any = converted.get("view_range")
-    if bounds is None and "start_line" in converted:
-        bounds = [converted["start_line"], converted.get("end_line", -1)]
-    if bounds is None and isinstance(converted.get("offset"), str):
-        found = re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", converted["offset"])
-        bounds = [int(found[1]), int(found[2])] if found else None
-    is_range = isinstance(bounds, list) and [type(bound) for bound in bounds] == [int, int]
-    if not is_range or "limit" in converted:
+    bounds = _line_range(converted)
+    if bounds is None or "limit" in converted:
         return converted
     first, last = bounds
     taken = ("view_range", "start_line", "end_line", "offset")
@@ -65,6 +65,19 @@ def _convert_read(arguments: Arguments) -> Arguments:
     if last >= first:  # -1 is the end of the file
         rest["limit"] = last - first + 1
     return rest
+
+
+def _line_range(arguments: Arguments) -> tuple[int, int] | None:
+    """The first and the last line, if the arguments have a range of lines."""
+    bounds: Any = arguments.get("view_range")
+    if bounds is None and "start_line" in arguments:
+        bounds = [arguments["start_line"], arguments.get("end_line", -1)]
+    if bounds is None:
+        numbers = LINE_RANGE.fullmatch(str(arguments.get("offset")))
+        return (int(numbers[1]), int(numbers[2])) if numbers else None
+    if isinstance(bounds, list) and [type(bound) for bound in bounds] == [int, int]:
+        return bounds[0], bounds[1]
+    return None
 
 
 def _take_workspace(arguments: Arguments) -> Arguments:
@@ -126,16 +139,20 @@ def _convert_write(arguments: Arguments) -> Arguments:
 
 def _convert_edit(arguments: Arguments) -> Arguments:
     """A list of one change is that change; one expected replacement is what an edit makes."""
-    edits = arguments.get("edits")
-    rest = {name: value for name, value in arguments.items() if name != "edits"}
-    if rest.get("expected_replacements") == 1:
-        del rest["expected_replacements"]
-    if isinstance(edits, list) and len(edits) == 1 and isinstance(edits[0], dict):
-        given: Arguments = edits[0]
-        change = {OLD_AND_NEW.get(name, name): value for name, value in given.items()}
-        if not change.keys() & rest.keys():
-            return rest | change
-    return rest if edits is None else rest | {"edits": edits}
+    converted = dict(arguments)
+    if converted.get("expected_replacements") == 1:
+        del converted["expected_replacements"]
+    edits: Any = converted.get("edits", ())
+    match edits:
+        case None:
+            del converted["edits"]
+        case [dict()]:
+            edit: Arguments = edits[0]
+            change = {OLD_AND_NEW.get(name, name): value for name, value in edit.items()}
+            rest = {name: value for name, value in converted.items() if name != "edits"}
+            if not change.keys() & rest.keys():
+                return rest | change
+    return converted
 
 
 # A command line of codex
@@ -164,9 +181,9 @@ def _convert_patch(arguments: Arguments) -> Arguments:
     return arguments
 
 
-def _whole_patch(given: str) -> str:
-    """A patch in its own lines, also of a unified diff or in another envelope; anything else as it is."""
-    text = given.strip().replace("\r\n", "\n")
+def _whole_patch(argument: str) -> str:
+    """The patch that a unified diff or another envelope means; anything else unchanged."""
+    text = argument.strip().replace("\r\n", "\n")
     fenced = FENCE.fullmatch(text)
     if fenced:
         text = fenced[1].strip()
@@ -176,24 +193,26 @@ def _whole_patch(given: str) -> str:
     text = text.removeprefix("*** Begin Patch").removesuffix("*** End Patch").strip()
     text = FILE_OF_DIFF.sub(_section_of_diff, text)
     text = REPEATED.sub("", text)
-    return f"*** Begin Patch\n{text}\n*** End Patch" if SECTION.match(text) else given
+    if SECTION.match(text):
+        return f"*** Begin Patch\n{text}\n*** End Patch"
+    return argument
 
 
-def _section_of_diff(found: re.Match[str]) -> str:
-    """The section for a file of a unified diff; what is none, such as a rename, as it is."""
-    old = found["old"].strip()
-    new = found["new"].strip()
+def _section_of_diff(file: re.Match[str]) -> str:
+    """The section for a file of a unified diff; anything else, such as a rename, unchanged."""
+    old = file["old"].strip()
+    new = file["new"].strip()
     path = old.removeprefix("a/")
     if old == NO_FILE:
-        added = [line for line in found["hunks"].split("\n") if not line.startswith("@@ ")]
+        added = [line for line in file["hunks"].split("\n") if not line.startswith("@@ ")]
         return f"*** Add File: {new.removeprefix('b/')}" + "\n".join(added)
     if new == NO_FILE:
         return f"*** Delete File: {path}"
     if old == new:
-        return f"*** Update File: {old}{found['hunks']}"
+        return f"*** Update File: {old}{file['hunks']}"
     if path == new.removeprefix("b/"):
-        return f"*** Update File: {path}{found['hunks']}"
-    return found[0]
+        return f"*** Update File: {path}{file['hunks']}"
+    return file[0]
 
 
 # They take several changes, or commands of their own
@@ -232,34 +251,37 @@ APPLY_PATCH = Slips(
 
 
 def _command_text(command: Any) -> Any:
-    """The command line that a list of words, also as JSON, or a fenced block stands for."""
-    words = command
+    """The command line that a list of words, also as JSON, or a fenced block means."""
     if isinstance(command, str):
-        text = command.strip()
-        if fenced := FENCE.fullmatch(command):
-            text = fenced[1]
-        if text.startswith("$ ") and "\n" not in text:
-            text = text[2:]
-        words = _shell_call(text)
-        if words is None:
-            return text if text != command.strip() else command
-    if not _is_text_list(words):
+        return _command_in_text(command)
+    if not _is_text_list(command):
         return command
-    if len(words) == 3 and words[0] in SHELLS and words[1] in ("-c", "-lc"):
-        return words[2]
-    return shlex.join(words)
+    if _is_shell_call(command):
+        return command[2]
+    return shlex.join(command)
 
 
-def _shell_call(text: str) -> list[str] | None:
-    """The words of '["bash", "-lc", "ls"]'; None for anything else."""
-    if not text.startswith("["):
-        return None
-    try:
-        words = json.loads(text)
-    except ValueError:
-        return None
-    is_call = _is_text_list(words) and len(words) == 3 and words[0] in SHELLS
-    return words if is_call and words[1] in ("-c", "-lc") else None
+def _command_in_text(command: str) -> str:
+    stripped = command.strip()
+    text = stripped
+    fenced = FENCE.fullmatch(command)
+    if fenced:
+        text = fenced[1]
+    if text.startswith("$ ") and "\n" not in text:
+        text = text[2:]
+    if text.startswith("["):
+        with contextlib.suppress(ValueError):
+            words = json.loads(text)
+            if _is_shell_call(words):
+                return str(words[2])
+    return command if text == stripped else text
+
+
+def _is_shell_call(words: Any) -> bool:
+    """Is it a list like ["bash", "-lc", "ls"]?"""
+    if not _is_text_list(words) or len(words) != 3:
+        return False
+    return words[0] in SHELLS and words[1] in SHELL_OPTIONS
 
 
 def _convert_bash(arguments: Arguments) -> Arguments:
@@ -312,7 +334,7 @@ BASH = Slips(
 
 
 def _convert_todo(arguments: Arguments) -> Arguments:
-    """A list of texts is a checklist of which nothing has begun; one item alone is a list of it."""
+    """A list of texts is a checklist of which nothing has begun; a single item is a list of one."""
     items = arguments.get("items")
     if isinstance(items, dict):
         return arguments | {"items": [items]}

@@ -1,0 +1,283 @@
+"""The text of a file that is changed: its lines, the search for lines in it, and diffs."""
+
+from __future__ import annotations
+
+import codecs
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, groupby
+from pathlib import Path
+
+from coder.tools import workspace
+from coder.tools.indentation import first_filled, lines_without, reindent, shift
+from coder.toolset import ToolContext
+from coder.types import ToolError
+
+MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
+MAX_COMPARED = 4_000  # differing lines of both texts; difflib takes seconds for many more
+MAX_RUN = 10  # new lines in a row, or old ones, that a result repeats
+AROUND = 3  # lines of a diff before and after a change
+HUNK = re.compile(r"@@ -\d+(?:,\d+)? \+(?P<line>\d+)")
+FIRST_LINE = re.compile(r"(?<=[-+])\d+")  # in the header of a hunk
+STRAY = re.compile("[\udc80-\udcff]")  # how a byte that is not UTF-8 is decoded
+Splice = tuple[int, int, str]  # the start and the end of a piece of a text, and its new text
+
+# What models and editors write for plain characters
+PUNCTUATION = str.maketrans(
+    "‘’‚‛“”„‟‐‑‒–—―−\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000",
+    "''''\"\"\"\"-------" + 13 * " ",
+)
+
+
+def plain(line: str) -> str:
+    return line.translate(PUNCTUATION)
+
+
+def _exactly(line: str) -> str:
+    return line
+
+
+def _plain_without_ends(line: str) -> str:
+    return plain(line).strip()
+
+
+# How lines are compared, the strictest way first
+VIEWS: tuple[Callable[[str], str], ...] = (
+    _exactly,
+    str.rstrip,
+    str.strip,
+    _plain_without_ends,
+)
+
+
+def load(ctx: ToolContext, target: Path) -> Text:
+    """The whole text of a file that is to be changed. Raises ToolError."""
+    name = workspace.shown(ctx, target)
+    with workspace.opened(target, name) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_EDIT:
+            raise ToolError(f"{name} has {size:,} bytes, too large to edit here: use a command")
+        data = file.read()
+    if b"\0" in data[:8192]:
+        raise ToolError(f"{name} is a binary file of {size:,} bytes")
+    digest = ctx.seen.get(target)
+    has_changed = digest is not None and digest != workspace.digest_of(data)
+    text = data.removeprefix(codecs.BOM_UTF8)
+    bom = data[: len(data) - len(text)]
+    return Text(text.decode("utf-8", "surrogateescape"), bom, has_changed)
+
+
+def load_known(ctx: ToolContext, target: Path) -> Text:
+    """The text of a file that is to be overwritten.
+
+    Raises ToolError if the model does not know the file as it is now.
+    """
+    file = load(ctx, target)
+    name = workspace.shown(ctx, target)
+    if file.has_changed:
+        raise workspace.changed_error(name)
+    if ctx.seen.get(target) is None:
+        way = "Read it first, or change a part of it."
+        raise ToolError(f"{name} exists and was not read as it is now. {way}")
+    return file
+
+
+class Text:
+    """The text of a file and its lines. Bytes that are not UTF-8 survive in it as surrogates.
+
+    `joined` is all lines, each with a newline. If all lines of the file end in CRLF, it has none.
+    If only some do, a CR is white space at the end of its line, and new lines get the commoner
+    ending. `has_changed`: the file is not as the session has read it.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        bom: bytes = b"",
+        has_changed: bool = False,
+    ) -> None:
+        self.text = text
+        self.bom = bom
+        self.has_changed = has_changed
+        ends = text.count("\n")
+        crlf = text.count("\r\n")
+        self.newline = "\r\n" if crlf * 2 > ends else "\n"
+        self.is_crlf = crlf == ends > 0
+        self.is_ended = not text or text.endswith("\n")
+        self.added = self.newline  # the ending of a new line in `joined`
+        self.joined = text
+        if self.is_crlf:
+            self.added = "\n"
+            self.joined = text.replace("\r\n", "\n")
+        if not self.is_ended:
+            self.joined += "\n"
+        self.lines = self.joined.split("\n")[:-1]
+        self.starts = [0, *accumulate(len(line) + 1 for line in self.lines)]
+
+    def encoded(self, text: str) -> bytes:
+        """The bytes of a changed text. Raises ToolError if another encoding may be meant."""
+        if not STRAY.search(self.text):
+            return self.bom + text.encode()
+        new_characters = set(text) - set(self.text)
+        if not "".join(new_characters).isascii():
+            way = "Use a command that knows its encoding."
+            raise ToolError(f"the file is not UTF-8: only ASCII can be added to it. {way}")
+        return self.bom + text.encode("utf-8", "surrogateescape")
+
+    def searched(self, old: str) -> str:
+        """`joined`, but a search for a newline does not see the one that the file lacks."""
+        if old == "\n" and not self.is_ended:
+            return self.joined[:-1]
+        return self.joined
+
+    def count(self, old: str) -> int:
+        return self.searched(old).count(old)
+
+    def restored(self, joined: str) -> str:
+        """Changed lines as they belong into the file."""
+        text = joined
+        if not self.is_ended:
+            text = text.removesuffix("\n")
+        if self.is_crlf:
+            text = text.replace("\n", "\r\n")
+        return text
+
+    def spliced(self, splices: Iterable[Splice]) -> str:
+        """The file's text after these changes of `joined`."""
+        parts = list[str]()
+        at = 0
+        for start, end, new in splices:
+            parts.append(self.joined[at:start])
+            parts.append(new.replace("\n", self.added))
+            at = end
+        parts.append(self.joined[at:])
+        return self.restored("".join(parts))
+
+    def find(self, wanted: Sequence[str], start: int = 0) -> list[int]:
+        """The lines at which the wanted ones are, from `start`, in the strictest view that fits."""
+        views = VIEWS[:1] if self.has_changed else VIEWS
+        for view in views:
+            fits = self._find_in(view, wanted, start)
+            if fits:
+                return fits
+        return []
+
+    def _find_in(
+        self,
+        view: Callable[[str], str],
+        wanted: Sequence[str],
+        start: int,
+    ) -> list[int]:
+        seen = [view(line) for line in self.lines]
+        sought = [view(line) for line in wanted]
+        fits = list[int]()
+        for at in range(start, len(seen) - len(wanted) + 1):
+            end = at + len(wanted)
+            if seen[at:end] == sought and shift(self.lines[at:end], wanted):
+                fits.append(at)
+        return fits
+
+    def changes(self, at: int, body: Sequence[str]) -> list[Splice]:
+        """What the marked lines change if their old ones fit at line `at`."""
+        old = lines_without("+", body)
+        own = self.lines[at : at + len(old)]
+        if own == _plain(own) and old != _plain(old):
+            body = _plain(body)
+        body = reindent(own, body, first_filled(self.lines[at + len(old) :]))
+        splices = list[Splice]()
+        for stays, lines in groupby(body, _stays):
+            group = list(lines)
+            end = at + len(lines_without("+", group))
+            if not stays:
+                new = "".join(f"{line}\n" for line in lines_without("-", group))
+                splices.append((self.starts[at], self.starts[end], new))
+            at = end
+        return splices
+
+
+def _plain(lines: Iterable[str]) -> list[str]:
+    return [plain(line) for line in lines]
+
+
+def _stays(marked_line: str) -> bool:
+    return marked_line[0] == " "
+
+
+# ---- marked lines and diffs -----------------------------------------------------------------
+
+
+def marked(mark: str, lines: Iterable[str]) -> list[str]:
+    return [f"{mark}{line}" for line in lines]
+
+
+def diff(old: str, new: str, name: str) -> str:
+    """A unified diff with three lines around; in words if only line endings differ."""
+    if old == new:
+        return ""
+    before = old.splitlines()
+    after = new.splitlines()
+    if before == after:
+        return "(only line endings, or the newline at the end, differ)"
+    # difflib would also compare the equal lines at both ends
+    first = max(0, _count_equal(before, after) - AROUND)
+    last = max(0, _count_equal(before[first:][::-1], after[first:][::-1]) - AROUND)
+    before = before[first : len(before) - last]
+    after = after[first : len(after) - last]
+    if len(before) + len(after) > MAX_COMPARED:  # all in one hunk
+        sizes = f"-{min(1, len(before))},{len(before)} +{min(1, len(after))},{len(after)}"
+        lines = [f"@@ {sizes} @@", *marked("-", before), *marked("+", after)]
+    else:
+        lines = list(difflib.unified_diff(before, after, lineterm="", n=AROUND))[2:]
+    for at, line in enumerate(lines):
+        if line.startswith("@"):
+            lines[at] = FIRST_LINE.sub(lambda number: str(int(number[0]) + first), line)
+    text = "\n".join([f"--- a/{name}", f"+++ b/{name}", *lines])
+    return text.encode("utf-8", "replace").decode()
+
+
+def _count_equal(before: list[str], after: list[str]) -> int:
+    """How many lines are the same from the start on."""
+    count = 0
+    for old, new in zip(before, after):
+        if old != new:
+            break
+        count += 1
+    return count
+
+
+def lines_of(changes: str) -> str:
+    """The lines of the new text that a diff changes, as `, lines 3-5`; "" if no line differs."""
+    touched = list[int]()
+    number = 0
+    for line in changes.split("\n")[2:]:
+        header = HUNK.match(line)
+        if header:
+            number = int(header["line"])
+            continue
+        if line.startswith(("+", "-")):
+            touched.append(number)
+        if not line.startswith("-"):
+            number += 1
+    if not touched:
+        return ""
+    if touched[0] == touched[-1]:
+        return f", line {touched[0]}"
+    return f", lines {touched[0]}-{touched[-1]}"
+
+
+def shortened(changes: str) -> str:
+    """The hunks of a diff for the model, which knows what it wrote.
+
+    Of many added or removed lines in a row only the first and the last are in it.
+    """
+    if not changes.startswith("---"):
+        return changes
+    lines = list[str]()
+    for mark, run in groupby(changes.split("\n")[2:], lambda line: line[0]):
+        group = list(run)
+        if mark in ("+", "-") and len(group) > MAX_RUN:
+            group = [group[0], f"{mark} ... ({len(group) - 2} lines)", group[-1]]
+        lines += group
+    return "\n".join(lines)
