@@ -1,4 +1,5 @@
-"""The JSON schema of a tool's arguments: made of a function's signature, and what a call is checked against.
+"""The JSON schema of a tool's arguments: made of a function's signature, and what a call is checked
+against.
 
 Checked are type, enum, required, properties, additionalProperties and items, at any depth. Other
 keywords are ignored: what they describe goes to the function as it came.

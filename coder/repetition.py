@@ -1,13 +1,13 @@
 """Loops of a model: calls that bring nothing new.
 
-Calls are equal if their names and arguments are. The result of a call that could not be made is never
-new, and neither is the model's own checklist. Three rules, each for one run:
+Calls are equal if their names and arguments are. The result of a call that could not be made is
+never new, and neither is the model's own checklist. Three rules, each for one run:
 
 - Equal calls of one answer run once, unless a call between them may have changed something.
-- The third equal call in a row with an equal result is not run (the threshold is in Limits); the same
-  call once more ends the run. A poll whose output changes is never refused.
-- If the last calls brought no (call, result) that is new in the run, the newest result says so; a few
-  more end the run.
+- The third equal call in a row with an equal result is not run (the threshold is in Limits); the
+  same call once more ends the run. A poll whose output changes is never refused.
+- If the last calls brought no (call, result) that is new in the run, the newest result says so; a
+  few more end the run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Repetitions:
         self._model_was_told = self.stale >= STALE_CALLS
 
     def is_double(self, call: ToolCall, changes_nothing: bool) -> bool:
-        """Is the call equal to one of this answer after which nothing was changed? If not, remember it."""
+        """Is the call equal to one of this answer after which nothing was changed? If not, remember
+        it.
+        """
         if call.problem:  # the texts that could not be read may differ
             return False
         key = _key(call)

@@ -1,10 +1,12 @@
-"""Slips of models in a tool call: names and parameters of other agents' tools, taken if the meaning is certain.
+"""Slips of models in a tool call: names and parameters of other agents' tools, taken if the meaning
+is certain.
 
 A model that was trained with another agent calls `Bash`, or `read` with `file_path`. A call that is
-recognized is asked for, shown and stored as the call of the real tool, so the model learns the right
-form from its own history. The tables of the built-in tools are in tools/slips.py. Nothing is guessed:
-an alias counts only if the parameter that it means is missing and no second alias is there, and what
-changes the meaning of a call (another folder, a job in the background) is never dropped.
+recognized is asked for, shown and stored as the call of the real tool, so the model learns the
+right form from its own history. The tables of the built-in tools are in tools/slips.py. Nothing is
+guessed: an alias counts only if the parameter that it means is missing and no second alias is
+there, and what changes the meaning of a call (another folder, a job in the background) is never
+dropped.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ HOW_TO_END = "The task is done when you answer without a tool call: write the an
 class Slips:
     """What models write for one tool.
 
-    `names`: other names of the tool, in lower case. `parameters`: other names of its parameters, and
-    the tool's own. `dropped`: parameters that mean nothing to it. `convert`: turns the renamed
+    `names`: other names of the tool, in lower case. `parameters`: other names of its parameters,
+    and the tool's own. `dropped`: parameters that mean nothing to it. `convert`: turns the renamed
     arguments into what was meant; it raises nothing. `hints`: for names of parameters and of tools
     that have no certain meaning, what to write instead.
     """

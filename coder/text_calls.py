@@ -1,7 +1,7 @@
 """Answers without a call although the model meant one: a call written as text, or an announcement.
 
-A text is never run as a call: what was meant is not certain, and it may be a quotation. The model is
-asked once more.
+A text is never run as a call: what was meant is not certain, and it may be a quotation. The model
+is asked once more.
 """
 
 from __future__ import annotations

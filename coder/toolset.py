@@ -72,7 +72,10 @@ class ToolContext:
         self.updates.append(ToolUpdate(self.call_id, self.redact(text)))
 
     def ask(
-        self, permission: str, pattern: str | Sequence[str], detail: str = ""
+        self,
+        permission: str,
+        pattern: str | Sequence[str],
+        detail: str = "",
     ) -> Generator[Event, None, None]:
         """`yield from` it before acting. Raises DeniedError; without permissions all is allowed.
 
@@ -91,12 +94,12 @@ class Tool:
     """A function, its name and what the model is sent of it.
 
     `title` is what people see of a call: the name of an argument, or a function of the arguments.
-    `concurrent`: its calls change nothing, and may run side by side (agent/parallel.py).
-    `is_open`: it takes arguments that its schema does not name; the function gets (ctx, arguments).
+    `concurrent`: its calls change nothing, and may run side by side (agent/parallel.py). `is_open`:
+    it takes arguments that its schema does not name; the function gets (ctx, arguments).
     `permission`: the kind of its rules, "" for its own name. `default`: what holds without a rule.
-    `asks_itself`: with ctx.ask, about something exact; else each call is asked about before it runs.
-    `slips`: what models write for a call of it (slips.py).
-    `twin`: a tool for the same work in another form, which is not offered, and runs if the model calls it.
+    `asks_itself`: with ctx.ask, about something exact; else each call is asked about before it
+    runs. `slips`: what models write for a call of it (slips.py). `twin`: a tool for the same work
+    in another form, which is not offered, and runs if the model calls it.
     """
 
     name: str
@@ -325,7 +328,10 @@ class Toolset:
             yield index, events.value
 
     def run(self, call: ToolCall, ctx: ToolContext) -> Generator[Event, None, ToolResult]:
-        """Run one call. Errors in the arguments or in the tool become the result. Raises Aborted."""
+        """Run one call.
+
+        Errors in the arguments or in the tool become the result. Raises Aborted.
+        """
         called = self.known.get(call.name)
         if called is None:
             text = f"Error: {self._describe_unknown(call.name)}"

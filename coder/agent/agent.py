@@ -40,14 +40,14 @@ Prompt = str | Message | Sequence[Message]
 class Agent:
     """A model, its tools and a conversation.
 
-    `model`: a name (then it is a ChatModel, and `base_url`, `api_key` and `budgets` are its) or anything
-    with the `stream` of Model. Further keywords are hooks, by the names of Hooks
+    `model`: a name (then it is a ChatModel, and `base_url`, `api_key` and `budgets` are its) or
+    anything with the `stream` of Model. Further keywords are hooks, by the names of Hooks
     (`before_tool_call=...`), and callbacks: `on_text(text)`, `on_tool_call(event)`,
     `on_tool_result(event)`, `on_step_finish(event)`, `on_response(message)`, `on_compacted(event)`.
     `budgets`: tokens of the reasoning levels. `max_steps` is short for that of `limits`.
-    `max_retry_delay`: seconds; if a server asks for a longer wait, the run fails at once; 0 is no limit,
-    None that of `retry`. `session`: what a SessionStore has opened; its messages are the conversation,
-    which is kept there.
+    `max_retry_delay`: seconds; if a server asks for a longer wait, the run fails at once; 0 is no
+    limit, None that of `retry`. `session`: what a SessionStore has opened; its messages are the
+    conversation, which is kept there.
     """
 
     # An attribute that would do nothing (max_steps, model) cannot be set
@@ -118,7 +118,10 @@ class Agent:
     def _chain_hooks(
         self, hooks: Hooks | Sequence[Hooks], functions: Mapping[str, Callable[..., Any] | None]
     ) -> HookChain:
-        """The hooks of every run: objects, plain functions, the queues. Callbacks become subscribers."""
+        """The hooks of every run: objects, plain functions, the queues.
+
+        Callbacks become subscribers.
+        """
         objects = [hooks] if isinstance(hooks, Hooks) else hooks
         if not isinstance(objects, Sequence) or not all(
             isinstance(hook, Hooks) for hook in objects
@@ -141,20 +144,29 @@ class Agent:
     # -- runs
 
     def prompt(
-        self, prompt: Prompt, images: Sequence[dict[str, Any]] = (), *, abort: Abort | None = None
+        self,
+        prompt: Prompt,
+        images: Sequence[dict[str, Any]] = (),
+        *,
+        abort: Abort | None = None,
     ) -> RunResult:
         """Run to the end with text, text with images, one message, or several.
 
         An image is {"type": "image", "data": base64, "mimeType": ...}, or the API's image_url part.
         `abort` is the run's token, if it may be set before this is called (for example if another
-        thread has yet to call it). Raises RuntimeError during a run: then use `steer` or `follow_up`.
+        thread has yet to call it). Raises RuntimeError during a run: then use `steer` or
+        `follow_up`.
         """
         return drain(self.stream(prompt, images, abort=abort))
 
     run = prompt
 
     def stream(
-        self, prompt: Prompt, images: Sequence[dict[str, Any]] = (), *, abort: Abort | None = None
+        self,
+        prompt: Prompt,
+        images: Sequence[dict[str, Any]] = (),
+        *,
+        abort: Abort | None = None,
     ) -> Events[RunResult]:
         """`prompt` as a generator of events, which returns the RunResult."""
         token = self._begin(abort)  # first: to read the prompt may take a while
@@ -169,7 +181,8 @@ class Agent:
         return self._follow_to_end(partial(self._start_loop, messages), token)
 
     def continue_(self, *, abort: Abort | None = None) -> RunResult:
-        """Go on without a new message: after an error, or with the queued messages (steering first).
+        """Go on without a new message: after an error, or with the queued messages (steering
+        first).
 
         Raises ValueError if there is nothing to go on with: no message, or the last message is a
         finished answer.
@@ -186,13 +199,16 @@ class Agent:
     def follow(self, start: Callable[[Abort], Events[T]]) -> Events[T]:
         """Run what `start` begins as the agent's work: alone, with its subscribers, until an abort.
 
-        For what yields events and is no run of the loop, such as a compaction that the user asks for.
-        Raises RuntimeError during a run.
+        For what yields events and is no run of the loop, such as a compaction that the user asks
+        for. Raises RuntimeError during a run.
         """
         return self._follow_to_end(start, self._begin())
 
     def _begin(self, abort: Abort | None = None) -> Abort:
-        """The token of a run that begins; `abort` counts from here on. Raises RuntimeError during a run."""
+        """The token of a run that begins; `abort` counts from here on.
+
+        Raises RuntimeError during a run.
+        """
         self._check_idle()
         self.token = abort or Abort()
         return self.token
@@ -261,7 +277,9 @@ class Agent:
     # -- queues and subscribers
 
     def steer(self, message: str | Message) -> None:
-        """Add a message during the run: it comes after the running tool, instead of the remaining calls."""
+        """Add a message during the run: it comes after the running tool, instead of the remaining
+        calls.
+        """
         self.steering.put(message)
 
     def follow_up(self, message: str | Message) -> None:
@@ -360,7 +378,9 @@ class Agent:
         self.state.tools.session_id = value
 
     def reset(self) -> None:
-        """Forget the conversation, the queues and the error; keep the model, the tools and the prompt."""
+        """Forget the conversation, the queues and the error; keep the model, the tools and the
+        prompt.
+        """
         self.clear_messages()
         self.steering.clear()
         self.follow_ups.clear()

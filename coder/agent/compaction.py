@@ -1,14 +1,15 @@
-"""Compaction: a history that comes near the end of the context window is shortened, and the run goes on.
+"""Compaction: a history that comes near the end of the context window is shortened, and the run
+goes on.
 
 First without a model: old tool output becomes a note (pruning.py). If that does not make enough
 room, one model call writes a summary of what is old:
 
     [the user's messages] [the summary, the files changed, the checklist] [the newest steps, with results]
 
-If the newest user message has all of its steps after it, it follows the summary. The list is replaced
-at the very end, in one go: a failure before that leaves it as it was. Between two compactions nothing
-is touched, so that the provider's cache serves the beginning of the requests. Messages are replaced,
-never changed.
+If the newest user message has all of its steps after it, it follows the summary. The list is
+replaced at the very end, in one go: a failure before that leaves it as it was. Between two
+compactions nothing is touched, so that the provider's cache serves the beginning of the requests.
+Messages are replaced, never changed.
 """
 
 from __future__ import annotations
@@ -67,11 +68,12 @@ HEAD = (
 
 
 class Compaction(Hooks):
-    """The hook that shortens. Place it after hooks that change requests, so that it sees what is sent.
+    """The hook that shortens. Place it after hooks that change requests, so that it sees what is
+    sent.
 
-    `model` gives the window, and writes the summaries if there is no `writer`; set it when the run's
-    model changes. `keep`: tokens of tool output that a pruning leaves. The events of a summary are
-    those of the nested agent "compaction", with its usage in `run_end`.
+    `model` gives the window, and writes the summaries if there is no `writer`; set it when the
+    run's model changes. `keep`: tokens of tool output that a pruning leaves. The events of a
+    summary are those of the nested agent "compaction", with its usage in `run_end`.
     """
 
     def __init__(
@@ -95,7 +97,10 @@ class Compaction(Hooks):
         self._newest_request = request
 
     def request(self, focus: str = "") -> None:
-        """Compact at the beginning of the next step; from any thread. `focus`: what matters most."""
+        """Compact at the beginning of the next step; from any thread.
+
+        `focus`: what matters most.
+        """
         self._focus = focus
 
     def compact(self, messages: list[Message], abort: Abort, focus: str = "") -> Events[bool]:
@@ -104,7 +109,11 @@ class Compaction(Hooks):
         return (yield from self.on_length(messages, "manual", Usage(), abort))
 
     def on_length(
-        self, messages: list[Message], trigger: Trigger, usage: Usage, abort: Abort
+        self,
+        messages: list[Message],
+        trigger: Trigger,
+        usage: Usage,
+        abort: Abort,
     ) -> Events[bool]:
         """Compact if it was asked for, if a limit was met, or if this many tokens are too many."""
         focus = self._focus
@@ -159,7 +168,9 @@ class Compaction(Hooks):
         return usage.input + usage.output + size(since) // CHARS_PER_TOKEN
 
     def _prune_enough(self, messages: list[Message], window: int) -> list[Message]:
-        """The list with less tool output; [] unless that gains a fifth of the window and leaves a tenth free."""
+        """The list with less tool output; [] unless that gains a fifth of the window and leaves a
+        tenth free.
+        """
         shorter = prune(messages, window, self.keep)
         before = self._tokens(messages)
         after = self._tokens(shorter)
@@ -176,7 +187,10 @@ class Compaction(Hooks):
         focus: str | None,
         abort: Abort,
     ) -> Events[list[Message]]:
-        """The list with a summary of what is old. Raises ModelError if there is none, or it is no shorter."""
+        """The list with a summary of what is old.
+
+        Raises ModelError if there is none, or it is no shorter.
+        """
         whole = repair(messages)
         pruned = prune(whole, window, self.keep)
 
@@ -257,8 +271,8 @@ class Compaction(Hooks):
 def sum_up(model: Model, messages: list[Message], abort: Abort, prompt: str = "") -> Events[str]:
     """What happened in a conversation, in some sentences for the user; the list stays.
 
-    The events are those of the nested agent "summary", with its usage in `run_end`. Raises ModelError
-    and Aborted.
+    The events are those of the nested agent "summary", with its usage in `run_end`. Raises
+    ModelError and Aborted.
     """
     limit = _threshold(model.context_window) * CHARS_PER_TOKEN // 2
     conversation = transcript(repair(messages), limit)
@@ -296,7 +310,9 @@ def _is_users(message: Message) -> bool:
 
 
 def kept_words(users: list[Message], limit: int) -> list[Message]:
-    """The user's messages in at most `limit` bytes: all, or the first, cut to a half, and the newest that fit."""
+    """The user's messages in at most `limit` bytes: all, or the first, cut to a half, and the
+    newest that fit.
+    """
     if size(users) <= limit:
         return users
     first = cut(users[0], limit // 2)
@@ -311,7 +327,9 @@ def kept_words(users: list[Message], limit: int) -> list[Message]:
 
 
 def summary_message(text: str, old: list[Message]) -> Message:
-    """The message with a summary of `old`, and two facts for which no model is needed: files and checklist."""
+    """The message with a summary of `old`, and two facts for which no model is needed: files and
+    checklist.
+    """
     text = text.replace("</summary>", "")
     earlier: dict[str, Any] = {}  # what an earlier summary says
     for message in old:

@@ -1,10 +1,11 @@
-"""Instruction files: AGENTS.md (or CLAUDE.md if there is none) and ETCODE.md, of the user and the project.
+"""Instruction files: AGENTS.md (or CLAUDE.md if there is none) and ETCODE.md, of the user and the
+project.
 
 They become part of the system prompt, the nearest last; those of a sub-folder are named when a file
 below it is used. They are text for the model: nothing in them changes what is allowed. A link that
 leads out of its repository is not followed, and invisible characters are made visible. Above the
-working folder, which may be shared (/tmp), only files of the user, of root or of the working folder's
-owner count.
+working folder, which may be shared (/tmp), only files of the user, of root or of the working
+folder's owner count.
 
 Little is imported here: the names of the files are shown before the first prompt.
 """
@@ -49,7 +50,8 @@ def review(what: str) -> str:
 class FolderInstructions(Hooks):
     """Names the instruction files of a sub-folder after the first call that uses a file below it.
 
-    The system prompt has only those from the root down to `cwd`. After a compaction they are named again.
+    The system prompt has only those from the root down to `cwd`. After a compaction they are named
+    again.
     """
 
     def __init__(self, cwd: Path) -> None:

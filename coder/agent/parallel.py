@@ -3,9 +3,9 @@
     run_loop(messages, model, ParallelTools([read, grep, edit]))
 
 The start events come first, in the order of the answer; the tools' events come as they happen; the
-history has the results in the order of the answer. Hooks and the consumer of the events are called in
-the run's own thread, one at a time. A call of a tool that writes waits for those before it, and those
-after it wait for it.
+history has the results in the order of the answer. Hooks and the consumer of the events are called
+in the run's own thread, one at a time. A call of a tool that writes waits for those before it, and
+those after it wait for it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class ParallelTools(Toolset):
     ) -> Generator[tuple[int, Event | ToolResult], None, None]:
         """Run the works at the same time, as Toolset.together.
 
-        Raises what a work raises, or Aborted, after all works have ended or GRACE after an abort. If it
-        is closed early, it sets `abort`, so that the tools end.
+        Raises what a work raises, or Aborted, after all works have ended or GRACE after an abort.
+        If it is closed early, it sets `abort`, so that the tools end.
         """
         if len(works) < 2:
             yield from super().together(works, abort)

@@ -1,8 +1,8 @@
 """Agents: a name, a prompt, rules, and perhaps a model; built in, or a Markdown file of the user's.
 
 A file agents/NAME.md in the configuration folder (docs/settings.md) makes an agent of this name, or
-changes the built-in one: what it leaves out stays, and its rules come after the built-in ones, so that
-the last that fits decides. Files of the working folder make none.
+changes the built-in one: what it leaves out stays, and its rules come after the built-in ones, so
+that the last that fits decides. Files of the working folder make none.
 """
 
 from __future__ import annotations
@@ -58,12 +58,13 @@ def system_prompt(
     role: str = "",
     is_alone: bool = False,
 ) -> str:
-    """The rules (or `role` instead of them), the facts about the machine, and the instruction files.
+    """The rules (or `role` instead of them), the facts about the machine, and the instruction
+    files.
 
     `is_alone`: nobody can be asked while the agent works.
 
-    Short, and the same bytes for a whole session, so that the providers' caches hit. Together with the
-    tool schemas it is what every request begins with: a test keeps the two under 5.7 KB.
+    Short, and the same bytes for a whole session, so that the providers' caches hit. Together with
+    the tool schemas it is what every request begins with: a test keeps the two under 5.7 KB.
     """
     rules = [role or RULES]
     families = [text for pattern, text in FAMILIES.items() if re.search(pattern, model.lower())]
@@ -104,11 +105,12 @@ line numbers, short quotes where the words matter, and what you did not find."""
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """`mode`: which agents the user can choose (primary), which `task` can call (subagent), or both.
+    """`mode`: which agents the user can choose (primary), which `task` can call (subagent), or
+    both.
 
-    Hidden ones are for internal use. `prompt` replaces the rules of the system prompt; "" keeps them.
-    `model` "" and `max_steps` None are the session's. `read_only`: its commands and those of its
-    sub-agents can write nothing (permissions/policy.py).
+    Hidden ones are for internal use. `prompt` replaces the rules of the system prompt; "" keeps
+    them. `model` "" and `max_steps` None are the session's. `read_only`: its commands and those of
+    its sub-agents can write nothing (permissions/policy.py).
     """
 
     name: str
@@ -156,7 +158,10 @@ def choices(agents: Mapping[str, AgentSpec], *modes: Mode) -> list[AgentSpec]:
 
 
 def choose(agents: Mapping[str, AgentSpec], name: str) -> AgentSpec:
-    """The agent that the user names. Raises CoderError if there is none, or if it cannot be chosen."""
+    """The agent that the user names.
+
+    Raises CoderError if there is none, or if it cannot be chosen.
+    """
     names = [agent.name for agent in choices(agents, "primary", "all")]
     if name not in names:
         raise CoderError(f"there is no agent {name!r}; known: {', '.join(names)}")
@@ -182,7 +187,10 @@ def load_agents(folder: Path, report: Report = ignore) -> dict[str, AgentSpec]:
 
 
 def _read_agent(path: Path, base: AgentSpec) -> AgentSpec:
-    """The agent of a file; what it leaves out is from `base`. Raises ValueError, RulesError and OSError."""
+    """The agent of a file; what it leaves out is from `base`.
+
+    Raises ValueError, RulesError and OSError.
+    """
     check_ownership(path)
     front, prompt = split_front_matter(path.read_text("utf-8", "replace"))
     # Rules that are not read would make an agent that may do everything
@@ -225,7 +233,10 @@ def split_front_matter(text: str) -> tuple[str | None, str]:
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    """`key: value` lines, and deeper ones below a key without a value: a part of YAML. Raises ValueError."""
+    """`key: value` lines, and deeper ones below a key without a value: a part of YAML.
+
+    Raises ValueError.
+    """
     levels: list[tuple[int, dict[str, Any]]] = [(-1, {})]
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):

@@ -1,9 +1,9 @@
 """Pruning: old tool output becomes a note, which tells what was there and how to get it again.
 
-Nothing is pruned that is small, that the model has not seen yet, or that cannot be had again: errors,
-answers of the user, the newest checklist. First go outputs that something newer replaces: a file that
-was read again, the diffs of edits, the outputs of commands but for the two newest long ones. Then the
-rest, by when its path was last touched.
+Nothing is pruned that is small, that the model has not seen yet, or that cannot be had again:
+errors, answers of the user, the newest checklist. First go outputs that something newer replaces: a
+file that was read again, the diffs of edits, the outputs of commands but for the two newest long
+ones. Then the rest, by when its path was last touched.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def outputs_of(messages: list[Message]) -> list[Output]:
 def prune(messages: list[Message], window: int, keep: int = KEEP_TOOL_OUTPUT) -> list[Message]:
     """The list with at most `keep` tokens of tool output, and notes in the place of the rest.
 
-    Output that the model has not seen yet stays, and is cut if it alone is more than half the window. At
-    least half of `keep` is for what it has seen. Ids, order and number of the messages do not change.
-    `messages` have to be in order (history.repair).
+    Output that the model has not seen yet stays, and is cut if it alone is more than half the
+    window. At least half of `keep` is for what it has seen. Ids, order and number of the messages
+    do not change. `messages` have to be in order (history.repair).
     """
     newest_answer = -1
     for index, message in enumerate(messages):

@@ -16,7 +16,7 @@ from coder.types import Aborted, Message, ModelError, Reasoning, RunResult
 
 Mode = Literal["one-at-a-time", "all"]
 
-# Callbacks for those who want no events, by keyword: the event, and its field or "" for the event itself
+# Callbacks for those who want no events, by keyword: the event, and its field or "" for itself
 CALLBACKS: dict[str, tuple[type[Event], str]] = {
     "on_text": (events.TextDelta, "text"),
     "on_tool_call": (events.ToolStart, ""),

@@ -1,13 +1,14 @@
-"""Sub-agents: the tool `task` gives a piece of work to another agent, with a run and a session of its own.
+"""Sub-agents: the tool `task` gives a piece of work to another agent, with a run and a session of
+its own.
 
     agents = Subagents(choices(BUILT_IN, "subagent", "all"), equip)   # equip(spec, session_id) -> Equipment
     run_loop(messages, model, [read, bash, agents.tool])
 
 All events of the child's run come out as `nested`, its questions among them. The parent's abort is
 the child's; its steps count in the parent's budget, its tokens in the parent's usage. Its Equipment
-decides what a child may do (Permissions.child: the stricter of both). Several run at the same time if
-the tool set can (parallel.py). `task_id` continues a child's conversation. A sub-agent gets no `task`
-of its own.
+decides what a child may do (Permissions.child: the stricter of both). Several run at the same time
+if the tool set can (parallel.py). `task_id` continues a child's conversation. A sub-agent gets no
+`task` of its own.
 """
 
 from __future__ import annotations

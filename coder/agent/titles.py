@@ -22,7 +22,10 @@ LONGEST = 80  # characters of a title
 
 
 class Titler:
-    """Finds the title in a worker thread. `title` is "" until then; `usage`: the tokens that it took."""
+    """Finds the title in a worker thread.
+
+    `title` is "" until then; `usage`: the tokens that it took.
+    """
 
     def __init__(self, model: Model, text: str, prompt: str = "") -> None:
         self.title = ""

@@ -1,8 +1,8 @@
 """A conversation as text, for the model that writes a summary of it.
 
-As text, so that every server takes it, whatever calls are open in it, and nothing in it is taken for
-a turn of the request that it is part of. Results are named by their calls and indented, so no output
-can pass for a turn.
+As text, so that every server takes it, whatever calls are open in it, and nothing in it is taken
+for a turn of the request that it is part of. Results are named by their calls and indented, so no
+output can pass for a turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ TURN = re.compile(r"^\[(?=user|assistant|system|result|earlier)", re.MULTILINE)
 
 
 def transcript(messages: list[Message], limit: int) -> str:
-    """The messages as text of at most `limit` bytes: long ones are cut, then the middle is left out.
+    """The messages as text of at most `limit` bytes: long ones are cut, then the middle is left
+    out.
 
     What the user said is cut last. `messages` have to be in order (history.repair).
     """
@@ -40,7 +41,9 @@ def transcript(messages: list[Message], limit: int) -> str:
 
 
 def _write_entry(message: Message, limit: int, called: str) -> str:
-    """One message as text, each piece of at most `limit` bytes; nothing in it ends a <conversation>."""
+    """One message as text, each piece of at most `limit` bytes; nothing in it ends a
+    <conversation>.
+    """
     text = shortened(text_of(message), limit)
     if message["role"] == "tool":
         indented = "\n".join(f"  {line}" for line in text.splitlines())

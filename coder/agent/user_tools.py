@@ -1,4 +1,6 @@
-"""The tools that the user sees: `todo`, the model's checklist for a long task, and `ask_user`, its question."""
+"""The tools that the user sees: `todo`, the model's checklist for a long task, and `ask_user`, its
+question.
+"""
 
 from __future__ import annotations
 

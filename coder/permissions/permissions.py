@@ -82,7 +82,9 @@ class Permissions(Policy, Hooks):
         return True
 
     def _take_answer(self, question: PermissionAsked, shown: str) -> None:
-        """Raise DeniedError for a no; after "always" keep the pattern that was `shown`, or the user's own."""
+        """Raise DeniedError for a no; after "always" keep the pattern that was `shown`, or the
+        user's own.
+        """
         if question.answer == "no" and question.reason:  # the user may have named another way
             raise DeniedError(f"the user refused and wrote: {question.reason}")
         if question.answer == "no":

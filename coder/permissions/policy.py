@@ -1,9 +1,9 @@
 """The policy: which actions are allowed, denied or asked about. It asks nobody and runs nothing.
 
 Rules come from the user's configuration, the agent and flags, in this order, and the last that fits
-decides; if none fits, what the tool declares (toolset.py), else a question. Four things can only make
-that stricter: the built-in protections of paths, what the agent denies or asks about, the rules of
-the workspace, and for a sub-agent all that holds for its parent.
+decides; if none fits, what the tool declares (toolset.py), else a question. Four things can only
+make that stricter: the built-in protections of paths, what the agent denies or asks about, the
+rules of the workspace, and for a sub-agent all that holds for its parent.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Policy:
 
     `private`: coder's own folders, which no edit touches unasked. `can_ask`: the user reads the
     events; else a question is denied. `yolo` answers yes to every question that is not
-    `even_with_yolo`. `read_only`, as in plan mode: a command that is not known to only read runs in a
-    sandbox that can write nothing, and asks only if a rule says so or if it names a secret.
+    `even_with_yolo`. `read_only`, as in plan mode: a command that is not known to only read runs in
+    a sandbox that can write nothing, and asks only if a rule says so or if it names a secret.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Policy:
         """The rules of which the last that fits decides; those of the agent and of the workspace,
         which only make that stricter.
 
-        An agent's `ask` does not lift a deny, and a built-in agent's `allow` only limits what its own
-        rules ask about or deny.
+        An agent's `ask` does not lift a deny, and a built-in agent's `allow` only limits what its
+        own rules ask about or deny.
         """
         agent = [
             rule
@@ -139,8 +139,8 @@ class Policy:
     def _decide_on_path(self, permission: str, text: str, cwd: Path, default: Default) -> Decision:
         """Decide on an action on one path, or on a call of a tool from elsewhere.
 
-        A pattern may mean a path as it is written, absolute or relative to the workspace, and a folder
-        with a slash at its end, so that `folder/*` fits it as well.
+        A pattern may mean a path as it is written, absolute or relative to the workspace, and a
+        folder with a slash at its end, so that `folder/*` fits it as well.
         """
         path = cwd / text
         names = [text]
@@ -168,8 +168,8 @@ class Policy:
     ) -> Decision:
         """Decide on a command line: the strictest decision on its parts.
 
-        Outside the sandbox ("unconfined") only a rule of that name or the user allows one, not -y, and
-        nobody does if nothing may be changed.
+        Outside the sandbox ("unconfined") only a rule of that name or the user allows one, not -y,
+        and nobody does if nothing may be changed.
         """
         is_outside = permission == "unconfined"
         if denies_line(command, self.layers) or (is_outside and self.changes_nothing):
@@ -203,7 +203,7 @@ class Policy:
             plain = parse(command)
         if not plain:
             return [Part(command, is_plain=False, is_free=False)]
-        free = [False] * len(plain)
+        free = [False for _ in plain]
         if permission == "bash":
             is_limited = any(limits_reading(rules) for rules in self.layers)
             free = read_only(plain, cwd, self.is_closed, is_limited)
@@ -240,10 +240,11 @@ class Policy:
         default: Default,
         is_free: bool = False,
     ) -> Decision:
-        """The decision of this rule of the first layer, or without one, if the other layers allow it.
+        """The decision of this rule of the first layer, or without one, if the other layers allow
+        it.
 
-        An agent's question stays one with -y, since a plan is to change nothing; it is lifted for an
-        action that cannot change anything or `is_free`, needing no rule, and by a flag.
+        An agent's question stays one with -y, since a plan is to change nothing; it is lifted for
+        an action that cannot change anything or `is_free`, needing no rule, and by a flag.
         """
         is_lifted = permission == "bash" and self.changes_nothing
         if rule:
