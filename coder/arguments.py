@@ -1,4 +1,5 @@
-"""The JSON schema of a tool's arguments: made of a function's signature, and what a call is checked against.
+"""The JSON schema of a tool's arguments: made of a function's signature, and what a call is checked
+against.
 
 Checked are type, enum, required, properties, additionalProperties and items, at any depth. Other
 keywords are ignored: what they describe goes to the function as it came.
@@ -14,109 +15,135 @@ from contextlib import suppress
 from inspect import Parameter
 from typing import Any, Literal, Union, get_args, get_origin
 
+from coder.slips import Arguments
 from coder.types import ToolError
 
+Schema = dict[str, Any]
+Hints = Mapping[str, str]
+
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict: "object"}
-KINDS: dict[str, Any] = {name: kind for kind, name in JSON_TYPES.items()}
-KINDS |= {"number": (int, float), "array": list, "null": type(None)}
+PYTHON_TYPES: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "object": dict,
+    "array": list,
+    "null": types.NoneType,
+}
 BOOLEANS = {"true": True, "false": False, "1": True, "0": False}  # by their text in lower case
 PARAMETER = re.compile(r"(?P<name>\w+): (?P<text>.+)")  # a line of a docstring
-NO_HINTS: Mapping[str, str] = {}
+NO_HINTS: Hints = {}
 
 # ---- from a signature to a schema -----------------------------------------------------------
 
 
 def described_schema(
-    where: str, doc: str, signature: Mapping[str, Parameter], hints: Mapping[str, Any]
-) -> tuple[str, dict[str, Any]]:
+    where: str,
+    doc: str,
+    signature: Mapping[str, Parameter],
+    hints: Mapping[str, Any],
+) -> tuple[str, Schema]:
     """(the description, the schema) of a function with this docstring. Raises TypeError."""
-    description, described = _parse_docstring(doc, signature)
-    properties = dict[str, Any]()
-    for name in signature:
-        if name not in described:
+    description, texts = _parse_docstring(doc, signature)
+    properties: Schema = {}
+    required = []
+    for name, parameter in signature.items():
+        if name not in texts:
             raise TypeError(f"{where}: describe {name!r} in its docstring, as `{name}: ...`")
-        schema = _schema_of(hints.get(name), f"{where}: {name}")
-        properties[name] = schema | {"description": described[name]}
-    required = [name for name, each in signature.items() if each.default is each.empty]
-    return description, {"type": "object", "properties": properties, "required": required}
+        kind = _schema_of(hints.get(name), f"{where}: {name}")
+        properties[name] = kind | {"description": texts[name]}
+        if parameter.default is parameter.empty:
+            required.append(name)
+    schema = {"type": "object", "properties": properties, "required": required}
+    return description, schema
 
 
 def _parse_docstring(doc: str, names: Container[str]) -> tuple[str, dict[str, str]]:
-    """(the text, {parameter: description}) of a docstring; `Note: ...` is no parameter."""
+    """(the text, {parameter: its description}) of a docstring; `Note: ...` is no parameter."""
     description: list[str] = []
-    described: dict[str, str] = {}
+    texts: dict[str, str] = {}
     name = ""  # the parameter that the lines are about
     for line in doc.splitlines():
         words = " ".join(line.split())
-        found = PARAMETER.match(words)
-        if found and (described or found["name"] in names):
-            name = found["name"]
-            described[name] = found["text"]
-        elif not name:
-            description.append(words)
+        parameter = PARAMETER.match(words)
+        if parameter and (texts or parameter["name"] in names):
+            name = parameter["name"]
+            texts[name] = parameter["text"]
+        elif words and name:
+            texts[name] += f" {words}"
         elif words:
-            described[name] += f" {words}"
-    text = " ".join(each for each in description if each)
-    return text.removesuffix(" Args:"), described
+            description.append(words)
+    return " ".join(description).removesuffix(" Args:"), texts
 
 
-def _schema_of(hint: Any, where: str) -> dict[str, Any]:
+def _schema_of(hint: Any, where: str) -> Schema:
     """The JSON schema of a type hint, in the words that every server knows: type, items, enum."""
     origin = get_origin(hint)
     arguments = get_args(hint)
     if origin in (Union, types.UnionType):
-        kinds = [kind for kind in arguments if kind is not type(None)]
+        kinds = set(arguments) - {types.NoneType}
         if len(kinds) == 1:
-            return _schema_of(kinds[0], where)
+            return _schema_of(kinds.pop(), where)
     if origin is list:
         return {"type": "array", "items": _schema_of(arguments[0], where)}
     if origin is Literal:
-        kinds = list({type(value) for value in arguments})
-        if len(kinds) == 1 and kinds[0] in JSON_TYPES:
-            return {"type": JSON_TYPES[kinds[0]], "enum": list(arguments)}
+        kinds = {type(value) for value in arguments}
+        kind = kinds.pop()
+        if not kinds and kind in JSON_TYPES:
+            return {"type": JSON_TYPES[kind], "enum": list(arguments)}
     kind = origin or hint
     if kind in JSON_TYPES:
         return {"type": JSON_TYPES[kind]}
-    known = "str, int, float, bool, dict, list[...], Literal[...] or one of them | None"
-    raise TypeError(f"{where} has the hint {hint!r}: use {known}")
+    usable = "str, int, float, bool, dict, list[...], Literal[...] or one of them | None"
+    raise TypeError(f"{where} has the hint {hint!r}: use {usable}")
 
 
 # ---- checking the arguments of a call -------------------------------------------------------
 
 
-def fit(value: Any, schema: Any, where: str, hints: Mapping[str, str] = NO_HINTS) -> Any:
+def fit(
+    value: Any,
+    schema: Any,
+    where: str,
+    hints: Hints = NO_HINTS,
+) -> Any:
     """The value as the schema describes it. `hints`: what to write instead of an unknown parameter.
 
-    A value of another type is taken where it is certain: "10" for 10, a list or object encoded once more.
-    A null for what may be left out is left out, where it has another type. Raises ToolError, which the model reads.
+    A value of another type is taken if it is certain what was meant: "10" for 10, a list or object
+    encoded once more. A null for a parameter that is not required and has another type is left out.
+    Raises ToolError, which the model reads.
     """
     if not isinstance(schema, dict):
         return value
     value = _convert(value, _types_of(schema), where)
-    if value not in schema.get("enum", [value]):
-        raise ToolError(f"{where} has to be one of {', '.join(map(str, schema['enum']))}")
+    if "enum" in schema and value not in schema["enum"]:
+        choices = ", ".join(str(choice) for choice in schema["enum"])
+        raise ToolError(f"{where} has to be one of {choices}")
     if isinstance(value, list):
-        return [fit(each, schema.get("items"), f"{where}[{n}]") for n, each in enumerate(value)]
+        items = schema.get("items")
+        return [fit(item, items, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, dict):
         return _fit_members(value, schema, where, hints)
     return value
 
 
 def _fit_members(
-    value: dict[str, Any], schema: dict[str, Any], where: str, hints: Mapping[str, str]
-) -> dict[str, Any]:
+    members: Arguments,
+    schema: Schema,
+    where: str,
+    hints: Hints,
+) -> Arguments:
+    _check_names(members, schema, where, hints)
     properties = schema.get("properties") or {}
     required = schema.get("required") or ()
-    _check_names(value, schema, where, hints)
-    inside = f"{where}." if ": " in where else f"{where}: "
-    fitted: dict[str, Any] = {}
-    for name, each in value.items():
-        kinds = _types_of(properties.get(name))
-        is_nullable = not kinds or "null" in kinds
-        if each is None and not is_nullable and name not in required:
+    prefix = f"{where}." if ": " in where else f"{where}: "
+    fitted = {}
+    for name, value in members.items():
+        if value is None and name not in required and not _may_be_null(properties.get(name)):
             continue
         try:
-            fitted[name] = fit(each, properties.get(name), f"{inside}{name}")
+            fitted[name] = fit(value, properties.get(name), prefix + name)
         except ToolError as error:
             if name not in hints:
                 raise
@@ -125,44 +152,53 @@ def _fit_members(
 
 
 def _check_names(
-    value: dict[str, Any], schema: dict[str, Any], where: str, hints: Mapping[str, str]
+    members: Arguments,
+    schema: Schema,
+    where: str,
+    hints: Hints,
 ) -> None:
-    """Raises ToolError for a parameter that is unknown or missing."""
+    """Raise ToolError for a parameter that is unknown or missing."""
     properties = schema.get("properties") or {}
     names = f"Its parameters: {', '.join(properties)}"
-    unknown = [name for name in value if name not in properties]
+    unknown = [name for name in members if name not in properties]
     is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     if unknown and is_closed:
         ways = "".join(f"; {hints[name]}" for name in unknown if name in hints)
         raise ToolError(f"{where} has no parameter {', '.join(unknown)}{ways}. {names}")
-    missing = [name for name in schema.get("required") or () if name not in value]
+    missing = [name for name in schema.get("required") or () if name not in members]
     if missing:
         raise ToolError(f"{where} needs {', '.join(missing)}. {names}")
 
 
 def _types_of(schema: Any) -> list[str]:
     """The types that a schema names; [] is any type."""
-    kinds: str | list[str] = []
-    if isinstance(schema, dict):
-        kinds = schema.get("type") or []
+    if not isinstance(schema, dict):
+        return []
+    kinds = schema.get("type") or []
     return [kinds] if isinstance(kinds, str) else kinds
+
+
+def _may_be_null(schema: Any) -> bool:
+    kinds = _types_of(schema)
+    return not kinds or "null" in kinds
 
 
 def _convert(value: Any, kinds: list[str], where: str) -> Any:
     """A value of one of these types; text that is the JSON of one counts."""
     if not kinds or _has_any_type(value, kinds):
         return value
-    other = value
+    converted = value
     if isinstance(value, str):
         with suppress(ValueError, RecursionError):
-            other = json.loads(value)
-    if "integer" in kinds and isinstance(other, float) and other.is_integer():
-        other = int(other)
-    if "boolean" in kinds and isinstance(other, str | int):
-        other = BOOLEANS.get(str(other).lower(), other)
-    if _has_any_type(other, kinds):
-        return other
-    raise ToolError(f"{where} has to be of type {' or '.join(kinds)}, not {json.dumps(value)[:80]}")
+            converted = json.loads(value)
+    if "integer" in kinds and isinstance(converted, float) and converted.is_integer():
+        converted = int(converted)
+    if "boolean" in kinds and isinstance(converted, str | int):
+        converted = BOOLEANS.get(str(converted).lower(), converted)
+    if _has_any_type(converted, kinds):
+        return converted
+    shown = json.dumps(value)[:80]
+    raise ToolError(f"{where} has to be of type {' or '.join(kinds)}, not {shown}")
 
 
 def _has_any_type(value: Any, kinds: list[str]) -> bool:
@@ -172,4 +208,4 @@ def _has_any_type(value: Any, kinds: list[str]) -> bool:
 def _has_type(value: Any, kind: str) -> bool:
     if isinstance(value, bool) and kind in ("integer", "number"):
         return False
-    return isinstance(value, KINDS.get(kind, object))
+    return isinstance(value, PYTHON_TYPES.get(kind, object))

@@ -1,12 +1,13 @@
 """Loops of a model: calls that bring nothing new.
 
-A call is known by its name, its arguments and its result. The result of a call that could not be made is never new, and
-neither is the model's own checklist. Three rules, each for one run:
+Calls are equal if their names and arguments are. The result of a call that could not be made is
+never new, and neither is the model's own checklist. Three rules, each for one run:
 
 - Equal calls of one answer run once, unless a call between them may have changed something.
-- The third equal call in a row with an equal result is not run (the threshold is in Limits); the same call once more
-  ends the run. A poll whose output changes is never refused.
-- If the last calls brought no (call, result) that the run had not seen, the newest result says so; a few more end the run.
+- The third equal call in a row with an equal result is not run (the threshold is in Limits); the
+  same call once more ends the run. A poll whose output changes is never refused.
+- If the last calls brought no (call, result) that is new in the run, the newest result says so; a
+  few more end the run.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Repetitions:
         self.calls = 0  # that were run
         self.stale = 0  # calls in a row that brought nothing new
         # Calls of this answer since one that may have changed something
-        self._unchanged = set[str]()
+        self._unchanged: set[str] = set()
         self._newest = ("", "")  # call, result
         self._in_a_row = 0  # the newest call, with an equal result
-        self._seen = set[tuple[str, str]]()
+        self._seen: set[tuple[str, str]] = set()
         self._model_was_told = False  # that nothing is new: an earlier answer's result says so
 
     def begin_answer(self) -> None:
@@ -45,10 +46,12 @@ class Repetitions:
         self._model_was_told = self.stale >= STALE_CALLS
 
     def is_double(self, call: ToolCall, changes_nothing: bool) -> bool:
-        """Is the call equal to one of this answer after which nothing was changed? Remembers it otherwise."""
-        key = _key(call)
-        if call.problem:  # the texts may differ that could not be read
+        """Is the call equal to one of this answer after which nothing was changed? If not, remember
+        it.
+        """
+        if call.problem:  # the texts that could not be read may differ
             return False
+        key = _key(call)
         if key in self._unchanged:
             return True
         if not changes_nothing:
@@ -57,8 +60,9 @@ class Repetitions:
         return False
 
     def times(self, call: ToolCall) -> int:
-        """How often the call would now come in a row, as long as its result was the same."""
-        return self._in_a_row + 1 if _key(call) == self._newest[0] else 1
+        """How often the call would now come in a row, with the same result."""
+        newest_call, _ = self._newest
+        return self._in_a_row + 1 if _key(call) == newest_call else 1
 
     def refuse(self, call: ToolCall) -> None:
         """The call is not run: it still came."""
@@ -72,21 +76,23 @@ class Repetitions:
         self.stale = 0
 
     def add(self, call: ToolCall, result: ToolResult) -> None:
-        """Count a call that was run. The result says it if there was nothing new for long."""
+        """Count a call that was run. After many without anything new, note that in the result."""
         self.calls += 1
-        pair = (_key(call), as_text(result.content))
-        self._in_a_row = self._in_a_row + 1 if pair == self._newest else 1
-        self._newest = pair
-        if result.is_news and pair not in self._seen:
+        outcome = (_key(call), as_text(result.content))
+        if outcome != self._newest:
+            self._newest = outcome
+            self._in_a_row = 0
+        self._in_a_row += 1
+        self.stale += 1
+        if result.is_news and outcome not in self._seen:
             self.stale = 0
-        else:
-            self.stale += 1
-        self._seen.add(pair)
+        self._seen.add(outcome)
         if self.stale == STALE_CALLS:
             result.content = _with_note(result.content)
 
     @property
     def is_stuck(self) -> bool:
+        """Were there too many calls without anything new after the model was told?"""
         return self._model_was_told and self.stale >= STALE_CALLS_TO_END
 
 

@@ -1,10 +1,12 @@
-"""Slips of models in a tool call: names and parameters of other agents' tools, taken where the meaning is certain.
+"""Slips of models in a tool call: names and parameters of other agents' tools, taken if the meaning
+is certain.
 
-A model that was trained with another agent calls `Bash`, or `read` with `file_path`. A call that is recognized is
-asked for, shown and stored as the call of the real tool, so the model learns the right form from its own history.
-Each built-in tool has its table in tools/slips.py. Nothing is guessed: an alias counts only if the parameter that it
-stands for is missing and no second alias is there, and what changes the meaning of a call (another folder, a job in
-the background) is never dropped.
+A model that was trained with another agent calls `Bash`, or `read` with `file_path`. A call that is
+recognized is asked for, shown and stored as the call of the real tool, so the model learns the
+right form from its own history. The tables of the built-in tools are in tools/slips.py. Nothing is
+guessed: an alias counts only if the parameter that it means is missing and no second alias is
+there, and what changes the meaning of a call (another folder, a job in the background) is never
+dropped.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ HOW_TO_END = "The task is done when you answer without a tool call: write the an
 class Slips:
     """What models write for one tool.
 
-    `names`: other names of the tool, in lower case. `parameters`: other names of its parameters, each with the tool's
-    own. `dropped`: parameters that mean nothing to it. `convert`: turns the renamed arguments into what was meant; it
-    raises nothing. `hints`: for names of parameters and of tools that have no certain meaning, what to write instead.
+    `names`: other names of the tool, in lower case. `parameters`: other names of its parameters,
+    and the tool's own. `dropped`: parameters that mean nothing to it. `convert`: turns the renamed
+    arguments into what was meant; it raises nothing. `hints`: for names of parameters and of tools
+    that have no certain meaning, what to write instead.
     """
 
     names: tuple[str, ...] = ()
@@ -39,19 +42,23 @@ class Slips:
     hints: Mapping[str, str] = field(default_factory=dict)
 
     def mend(self, arguments: Arguments, own: Mapping[str, Any]) -> Arguments:
-        """The arguments as the tool's parameters `own` name them; those that are not certain stay as they are."""
+        """The arguments as the tool's parameters `own` name them; uncertain ones stay as they are."""
         mended = self._rename(unwrap(arguments, own), own)
-        return self.convert(mended) if self.convert else mended
+        if self.convert is None:
+            return mended
+        return self.convert(mended)
 
     def _rename(self, arguments: Arguments, own: Mapping[str, Any]) -> Arguments:
         renamed: Arguments = {}
         for name, value in arguments.items():
-            if name in own:
-                renamed[name] = value
-            elif name not in self.dropped:
+            if name in self.dropped and name not in own:
+                continue
+            meant = name
+            if name not in own:
                 meant = self.parameters.get(name, name)
-                is_certain = meant not in arguments and meant not in renamed
-                renamed[meant if is_certain else name] = value
+            if meant in arguments or meant in renamed:  # not certain
+                meant = name
+            renamed[meant] = value
         return renamed
 
 
@@ -59,9 +66,17 @@ NO_SLIPS = Slips()
 
 
 def unwrap(arguments: Arguments, own: Mapping[str, Any]) -> Arguments:
-    """The arguments that are alone in an object of their own: {"input": {...}}, {"name": ..., "arguments": {...}}."""
-    others = [name for name in arguments if name != "name" or name in own]
-    if len(others) != 1 or others[0] in own or others[0] not in WRAPPERS:
+    """Take arguments out of an object that holds nothing else.
+
+    Such as {"input": {...}} and {"name": ..., "arguments": {...}}.
+    """
+    names = set(arguments)
+    if "name" not in own:
+        names.discard("name")
+    if len(names) != 1:
         return arguments
-    inner = arguments[others[0]]
-    return inner if isinstance(inner, dict) else arguments
+    wrapper = names.pop()
+    inner = arguments[wrapper]
+    if wrapper in own or wrapper not in WRAPPERS or not isinstance(inner, dict):
+        return arguments
+    return inner

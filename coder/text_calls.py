@@ -1,6 +1,7 @@
-"""Answers in which nothing was called although the model thinks so: a tool call written as text, or an announcement.
+"""Answers without a call although the model meant one: a call written as text, or an announcement.
 
-A text is never run as a call: what was meant is not certain, and it may be a quotation. The model is asked once more.
+A text is never run as a call: what was meant is not certain, and it may be a quotation. The model
+is asked once more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ TEXT_CALL = (
 )
 ANNOUNCEMENT = "You announced a step and called no tool. Do it now, or say that you are done."
 
-# Marks that stand in no prose, of Kimi, DeepSeek, Llama and Mistral
+# Marks that no prose has, of Kimi, DeepSeek, Llama and Mistral
 MARKS = re.compile(
     r"<\|tool_calls?_(?:section_)?begin|<｜tool▁calls?▁begin｜>|<\|python_tag\|>|\[TOOL_CALLS\]|```tool_code"
 )
@@ -40,7 +41,9 @@ QUOTED = re.compile(r"```(?!tool_code).*?(?:```|\Z)|`[^`\n]+`", re.DOTALL)
 def reminder(text: str, tools: list[str], is_tool: IsTool, has_run_tools: bool) -> str:
     """What the model is told after an answer without a call, "" if the answer is one."""
     if holds_text_call(text, is_tool):
-        names = [*tools[:4], "..."] if len(tools) > 4 else tools
+        names = tools[:4]
+        if len(tools) > 4:
+            names.append("...")
         return TEXT_CALL.format(tools=", ".join(names))
     if text.rstrip().endswith(":") and not has_run_tools:
         return ANNOUNCEMENT
@@ -48,34 +51,37 @@ def reminder(text: str, tools: list[str], is_tool: IsTool, has_run_tools: bool) 
 
 
 def holds_text_call(text: str, is_tool: IsTool) -> bool:
-    """Is a call of one of the tools written in the text? What stands between backticks is a quotation."""
+    """Is a call of one of the tools written in the text? Text between backticks is a quotation."""
     unquoted = QUOTED.sub("", text)
     if MARKS.search(unquoted):
         return True
-    return any(is_tool(name) for name in _names_in(unquoted)) or _is_whole_call(
-        text.strip(), is_tool
-    )
+    if any(is_tool(name) for name in _names_in(unquoted)):
+        return True
+    return _is_whole_call(text.strip(), is_tool)
 
 
 def _names_in(text: str) -> Iterator[str]:
-    for found in NAMED.finditer(text):
-        for group, name in found.groupdict().items():
+    for call in NAMED.finditer(text):
+        for group, name in call.groupdict().items():
             if name and group != "parameter":
                 yield name
 
 
 def _is_whole_call(text: str, is_tool: IsTool) -> bool:
     """Is the text as a whole, or its only fenced block, a call as JSON or as Python?"""
-    fenced = FENCED.findall(text)
-    inside = fenced[0].strip() if len(fenced) == 1 else text
-    pythonic = PYTHONIC.fullmatch(inside)
-    if pythonic and is_tool(pythonic["name"]) and inside == text:
-        return True
+    blocks = FENCED.findall(text)
+    if len(blocks) == 1:
+        text = blocks[0].strip()
+    else:  # in a block, Python is code that is shown
+        pythonic = PYTHONIC.fullmatch(text)
+        if pythonic and is_tool(pythonic["name"]):
+            return True
     try:
-        value = json.loads(inside)
+        calls = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    calls = value if isinstance(value, list) else [value]
+    if not isinstance(calls, list):
+        calls = [calls]
     return bool(calls) and all(_is_json_call(call, is_tool) for call in calls)
 
 
@@ -83,8 +89,9 @@ def _is_json_call(value: Any, is_tool: IsTool) -> bool:
     """{"name": "read", "arguments": {...}}, also inside {"function": ...}."""
     if not isinstance(value, dict):
         return False
-    inner = value.get("function")
-    call = inner if isinstance(inner, dict) else value
+    call = value
+    if isinstance(value.get("function"), dict):
+        call = value["function"]
     name = call.get("name") or call.get("tool") or call.get("tool_name")
     has_arguments = any(key in call for key in ("arguments", "parameters", "input", "args"))
     return isinstance(name, str) and is_tool(name) and has_arguments

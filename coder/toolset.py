@@ -10,7 +10,7 @@
         return str(a + b)
 
 The JSON schema comes from the signature, the descriptions from the docstring (`name: text`, a line
-each). A parameter annotated `ToolContext` gets that and is not shown to the model. A tool may be a
+each). A parameter annotated `ToolContext` gets one and is not shown to the model. A tool may be a
 generator: what it yields is shown while it works, what it returns is the result.
 """
 
@@ -26,23 +26,31 @@ from pathlib import Path
 from typing import Any, Literal, get_args, overload
 
 from coder.abort import Abort
-from coder.arguments import described_schema, fit
+from coder.arguments import Schema, described_schema, fit
 from coder.events import BaseEvent, Event, Outcome, Returning, ToolUpdate, resolve
 from coder.history import as_text
 from coder.providers.text import NO_NAME
-from coder.slips import ENDINGS, HOW_TO_END, NO_SLIPS, Slips
+from coder.slips import ENDINGS, HOW_TO_END, NO_SLIPS, Arguments, Slips
 from coder.types import Aborted, Budget, DeniedError, ToolCall, ToolError, ToolResult
 
 # Asks for permission: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
 Authorize = Callable[["ToolContext", str, Sequence[str], str], Outcome[Any]]
-Title = str | Callable[[dict[str, Any]], str]
+Title = str | Callable[[Arguments], str]
 Default = Literal["allow", "ask"]
+
+
+def keep(text: str) -> str:
+    """Change nothing."""
+    return text
 
 
 @dataclass
 class ToolContext:
-    """What a tool gets. `seen`: digests of files as this session last read or wrote them; None if only their
-    names were told."""
+    """What a tool gets.
+
+    `seen`: digests of files as this session last read or wrote them; None if only their names were
+    told.
+    """
 
     cwd: Path
     abort: Abort
@@ -54,7 +62,7 @@ class ToolContext:
     secret: Callable[[str], bool] | None = None  # may this file only be searched with permission?
     confine: Any = None  # starts child processes confined (permissions/sandbox.py)
     budget: Budget | None = None  # of the run, for a tool that starts another one
-    redact: Callable[[str], str] = str  # takes the values of keys out (permissions/redact.py)
+    redact: Callable[[str], str] = keep  # takes the values of keys out (permissions/redact.py)
     updates: list[Any] = field(default_factory=list, repr=False)  # events not yielded yet
     tool: Tool | None = None  # that is called; None: the set has none of this name
     read_only: bool = False  # the agent changes nothing: what a tool starts may not either
@@ -64,14 +72,17 @@ class ToolContext:
         self.updates.append(ToolUpdate(self.call_id, self.redact(text)))
 
     def ask(
-        self, permission: str, pattern: str | Sequence[str], detail: str = ""
+        self,
+        permission: str,
+        pattern: str | Sequence[str],
+        detail: str = "",
     ) -> Generator[Event, None, None]:
         """`yield from` it before acting. Raises DeniedError; without permissions all is allowed.
 
         `pattern` is the command, or the path or paths, that will be acted on.
         """
-        patterns = [pattern] if isinstance(pattern, str) else list(pattern)
         if self.authorize is not None:
+            patterns = [pattern] if isinstance(pattern, str) else list(pattern)
             yield from resolve(self.authorize(self, permission, patterns, self.redact(detail)))
 
 
@@ -83,17 +94,17 @@ class Tool:
     """A function, its name and what the model is sent of it.
 
     `title` is what people see of a call: the name of an argument, or a function of the arguments.
-    `concurrent`: its calls change nothing, and may run side by side (agent/parallel.py).
-    `is_open`: it takes arguments that its schema does not name; the function gets (ctx, arguments).
+    `concurrent`: its calls change nothing, and may run side by side (agent/parallel.py). `is_open`:
+    it takes arguments that its schema does not name; the function gets (ctx, arguments).
     `permission`: the kind of its rules, "" for its own name. `default`: what holds without a rule.
-    `asks_itself`: with ctx.ask, about something exact; else each call is asked about before it runs.
-    `slips`: what models write for a call of it (slips.py).
-    `twin`: a tool for the same work in another form, which is not offered, and runs if the model calls it.
+    `asks_itself`: with ctx.ask, about something exact; else each call is asked about before it
+    runs. `slips`: what models write for a call of it (slips.py). `twin`: a tool for the same work
+    in another form, which is not offered, and runs if the model calls it.
     """
 
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: Schema
     function: Callable[..., Any]
     context: str = ""  # the parameter that takes the ToolContext
     title: Title = ""
@@ -111,16 +122,18 @@ class Tool:
         return self.permission or self.name
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> Schema:
         """The API's form."""
         parameters = {"type": "object", "properties": {}} | self.parameters
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
-    def title_of(self, arguments: dict[str, Any]) -> str:
+    def title_of(self, arguments: Arguments) -> str:
         """The title of a call: the tool's name and what the call is about."""
-        title = self.title
-        about = title(arguments) if callable(title) else str(arguments.get(title, ""))
+        if callable(self.title):
+            about = self.title(arguments)
+        else:
+            about = str(arguments.get(self.title, ""))
         return f"{self.name} {about.strip()}".strip()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -164,13 +177,21 @@ def tool(
         raise TypeError(f"tool {name} is async: tools are plain functions or generators")
     hints = typing.get_type_hints(function)
     signature = dict(inspect.signature(function).parameters)
-    context = next((own for own in signature if hints.get(own) is ToolContext), "")
+    contexts = [parameter for parameter in signature if hints.get(parameter) is ToolContext]
+    context = contexts[0] if contexts else ""
     signature.pop(context, None)
     doc = inspect.getdoc(function) or ""
     description, parameters = described_schema(f"tool {name}", doc, signature, hints)
-    title = title or next(iter(signature), "")
-    options |= {"context": context, "title": title, "default": default}
-    return Tool(name, description, parameters, function, **options)
+    return Tool(
+        name,
+        description,
+        parameters,
+        function,
+        context=context,
+        title=title or next(iter(signature), ""),
+        default=default,
+        **options,
+    )
 
 
 # ---- a set of tools, and one call -----------------------------------------------------------
@@ -186,33 +207,39 @@ class Toolset:
         cwd: str | Path | None = None,
         session_id: str = "",
     ) -> None:
-        self.tools: dict[str, Tool] = {each.name: each for each in map(_as_tool, tools)}
+        made = [_as_tool(entry) for entry in tools]
+        self.tools: dict[str, Tool] = {tool.name: tool for tool in made}
         self.cwd = Path(cwd or Path.cwd()).resolve()
         self.session_id = session_id
         self.seen: dict[Path, Any] = {}
 
     @property
-    def schemas(self) -> list[dict[str, Any]]:
-        return [each.schema for each in self.tools.values()]
+    def schemas(self) -> list[Schema]:
+        return [tool.schema for tool in self.tools.values()]
 
-    def select(self, entries: Iterable[Any]) -> tuple[list[dict[str, Any]], Toolset]:
+    def select(self, entries: Iterable[Any]) -> tuple[list[Schema], Toolset]:
         """The schemas of these entries, and this set with the tools that they name.
 
         An entry is a schema, or a tool or function, which need not be in the set.
         """
-        made = [_as_tool(each) for each in entries]
-        new = {each.name: each for each in made if isinstance(each, Tool)}
-        schemas = [each.schema if isinstance(each, Tool) else each for each in made]
+        schemas = []
+        tools = self.tools.copy()
+        for entry in entries:
+            made = _as_tool(entry)
+            if isinstance(made, Tool):
+                tools[made.name] = made
+                made = made.schema
+            schemas.append(made)
         names = {(schema.get("function") or {}).get("name") for schema in schemas}
         chosen = copy.copy(self)
-        chosen.tools = {name: each for name, each in (self.tools | new).items() if name in names}
+        chosen.tools = {name: tool for name, tool in tools.items() if name in names}
         return schemas, chosen
 
     @property
     def known(self) -> dict[str, Tool]:
         """The tools that run by their names: the offered ones, and their twins."""
-        twins = {each.twin.name: each.twin for each in self.tools.values() if each.twin}
-        return twins | self.tools
+        twins = [tool.twin for tool in self.tools.values() if tool.twin]
+        return {twin.name: twin for twin in twins} | self.tools
 
     def title(self, call: ToolCall) -> str:
         try:
@@ -221,15 +248,20 @@ class Toolset:
             return call.name
 
     def check(self, call: ToolCall) -> None:
-        """Bring the arguments of a call to the types that its tool takes. Raises ToolError where they are unusable."""
+        """Bring the arguments of a call to the types that its tool takes.
+
+        Raises ToolError if they are unusable.
+        """
         if call.problem:
             raise ToolError(f"the arguments are {call.problem}. Send one JSON object.")
-        if made := self.known.get(call.name):  # another name is one that only a hook can answer
-            # A schema without properties may name its parameters elsewhere
-            is_open = made.is_open or "properties" not in made.parameters
-            closed = {} if is_open else {"additionalProperties": False}
-            schema = closed | made.parameters
-            call.arguments = fit(call.arguments, schema, call.name, made.slips.hints)
+        called = self.known.get(call.name)
+        if called is None:  # only a hook can answer it
+            return
+        schema = called.parameters
+        # One without properties may name its parameters elsewhere
+        if "properties" in schema and not called.is_open:
+            schema = {"additionalProperties": False} | schema
+        call.arguments = fit(call.arguments, schema, call.name, called.slips.hints)
 
     def recognize(self, call: ToolCall) -> ToolCall:
         """The call as one of these tools takes it: with its own name and its own parameters.
@@ -253,24 +285,24 @@ class Toolset:
         known = self.known
         if name in known:
             return known[name]
-        wanted = name.lower()
-        meant = [
-            each
-            for each in known.values()
-            if wanted == each.name.lower() or wanted in each.slips.names
-        ]
+        word = name.lower()
+        meant = []
+        for tool in known.values():
+            if word == tool.name.lower() or word in tool.slips.names:
+                meant.append(tool)
         return meant[0] if len(meant) == 1 else None
 
-    def _say_unknown(self, name: str) -> str:
+    def _describe_unknown(self, name: str) -> str:
         """What a call of an unknown tool is answered with."""
         tools = f"The tools are: {', '.join(self.tools) or 'none'}"
         if name == NO_NAME:
             return f"the call had no name. {tools}"
-        if name.lower() in ENDINGS:
+        word = name.lower()
+        if word in ENDINGS:
             return f"there is no tool {name!r}. {HOW_TO_END}"
-        for each in self.tools.values():
-            if hint := each.slips.hints.get(name.lower()):
-                return f"there is no tool {name!r}; {hint}. {tools}"
+        for tool in self.tools.values():
+            if tool.slips.hints.get(word):
+                return f"there is no tool {name!r}; {tool.slips.hints[word]}. {tools}"
         return f"there is no tool {name!r}. {tools}"
 
     def changes_nothing(self, call: ToolCall) -> bool:
@@ -287,24 +319,27 @@ class Toolset:
     ) -> Generator[tuple[int, Event | ToolResult], None, None]:
         """Iterate over what `run` returned for the calls of a group, here one after the other.
 
-        Yields (place in the group, event) for each event, and (place, result) once for each call.
+        Yields (index of the call, event) for each event, and (index, result) once for each call.
         """
-        for place, work in enumerate(works):
+        for index, work in enumerate(works):
             with Returning(work) as events:
                 for event in events:
-                    yield place, event
-            yield place, events.value
+                    yield index, event
+            yield index, events.value
 
     def run(self, call: ToolCall, ctx: ToolContext) -> Generator[Event, None, ToolResult]:
-        """Run one call. Errors in the arguments or in the tool become the result. Raises Aborted."""
-        known = self.known
-        if call.name not in known:
-            return ToolResult(
-                f"Error: {self._say_unknown(call.name)}", is_error=True, is_news=False
-            )
+        """Run one call.
+
+        Errors in the arguments or in the tool become the result. Raises Aborted.
+        """
+        called = self.known.get(call.name)
+        if called is None:
+            text = f"Error: {self._describe_unknown(call.name)}"
+            return ToolResult(text, is_error=True, is_news=False)
         try:
             self.check(call)  # again: hooks may have changed them
-            result = as_result((yield from _call(known[call.name], call.arguments, ctx)))
+            value = yield from _call(called, call.arguments, ctx)
+            result = as_result(value)
         except Aborted:
             raise
         except ToolError as error:
@@ -316,26 +351,29 @@ class Toolset:
         return result
 
 
-def _as_tool(given: Any) -> Any:
+def _as_tool(entry: Any) -> Any:
     """A function as a tool; a tool, or the schema of one, as it is."""
-    return given if isinstance(given, Tool | dict) else tool(given)
+    return entry if isinstance(entry, Tool | dict) else tool(entry)
 
 
-def _call(tool: Tool, given: dict[str, Any], ctx: ToolContext) -> Generator[Event, None, Any]:
+def _call(called: Tool, arguments: Arguments, ctx: ToolContext) -> Generator[Event, None, Any]:
     """Call the function; what a generator yields goes out: events as they are, the rest as updates."""
-    context = {tool.context: ctx} if tool.context else {}
-    value = tool.function(ctx, given) if tool.is_open else tool.function(**given, **context)
+    if called.is_open:
+        value = called.function(ctx, arguments)
+    else:
+        context = {called.context: ctx} if called.context else {}
+        value = called.function(**arguments, **context)
     if not isinstance(value, Generator):
         return value
-    with Returning(value) as yielded:
-        for each in yielded:
-            if isinstance(each, BaseEvent):
-                ctx.updates.append(each)
-            elif each is not None:  # as of `yield ctx.update(text)`
-                ctx.update(str(each))
+    with Returning(value) as outputs:
+        for output in outputs:
+            if isinstance(output, BaseEvent):
+                ctx.updates.append(output)
+            elif output is not None:  # as of `yield ctx.update(text)`
+                ctx.update(str(output))
             while ctx.updates:
                 yield ctx.updates.pop(0)
-    return yielded.value
+    return outputs.value
 
 
 def as_failure(error: ToolError) -> ToolResult:
@@ -351,6 +389,10 @@ def as_result(value: Any) -> ToolResult:
     """What a tool returned: text and content blocks as they are, anything else as JSON."""
     if isinstance(value, ToolResult):
         return value
-    parts = value if isinstance(value, list) else []
-    blocks = bool(parts) and all(isinstance(e, dict) and e.get("type") in BLOCKS for e in parts)
-    return ToolResult(value if blocks else as_text(value))
+    if isinstance(value, list) and value and all(_is_block(part) for part in value):
+        return ToolResult(value)
+    return ToolResult(as_text(value))
+
+
+def _is_block(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in BLOCKS

@@ -13,6 +13,11 @@ from typing import Any, Literal, TypeVar
 T = TypeVar("T")
 Report = Callable[[str], object]  # takes a sentence for the user
 
+
+def ignore(sentence: str) -> None:
+    """A report that nobody reads."""
+
+
 # A message is the API's dict: {"role": "user" | "assistant" | "tool", "content": ..., ...}. Private facts
 # (timestamp, is_error, ...) live under the key "meta"; a role that the API does not know is for the screen only.
 # Both are dropped by history.convert_to_llm. The list is what is sent: a message changed in place is sent changed.

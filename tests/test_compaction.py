@@ -489,7 +489,7 @@ def test_what_something_newer_replaces_goes_first_then_what_was_touched_longest_
     command = ("bash", {"command": "make"}, LONG_LINES, False)
     given = [read_of("a"), read_of("b"), read_of("c"), edit_of_a, command, command, command]
     messages = outputs(*given, read_of("c"))
-    order = [output.place // 2 - 1 for output in in_order_of_use(outputs_of(messages))]
+    order = [output.index // 2 - 1 for output in in_order_of_use(outputs_of(messages))]
     replaced, by_touch = order[:3], order[3:]
     assert replaced == [2, 3, 4], "the first read of c, the diff, the oldest command"
     assert by_touch == [1, 0, 5, 6, 7], "b was never touched again, a was edited"

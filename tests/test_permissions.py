@@ -448,7 +448,9 @@ def test_the_flags_that_a_denial_names_allow_the_command(ws: Path, line: str) ->
     assert end == "try another way: say in your answer that you need it."
     words = shlex.split(way)
     rules = [rule_of(word, "allow") for word in words if word.startswith("bash:")]
-    assert (Permissions(flags=rules).judge("bash", line, ws).action == "allow") == bool(rules)
+    assert (
+        Permissions(flags=rules).decide_without_yolo("bash", line, ws).action == "allow"
+    ) == bool(rules)
     assert bool(rules) == ("*" not in line)
 
 

@@ -1,10 +1,13 @@
-"""Agent: the loop with a memory. State, queues, subscribers, and a way to stop it from another thread.
+"""Agent: the loop with a memory.
+
+It has a state, queues, subscribers, and can be stopped from another thread.
 
     agent = Agent("gpt-5", tools=[population])
     agent.subscribe(print)
     print(agent.run("How many people live in Oslo?").text)
 
-One run at a time. To run in the background, call `prompt` in a thread of your own and `wait_for_idle` in others.
+One run at a time. To run in the background, call `prompt` in a thread of your own and
+`wait_for_idle` in others.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.abort import Abort
-from coder.agent.state import CALLBACKS, AgentState, Queue, Record, call_back
+from coder.agent.state import CALLBACKS, AgentState, Mode, Queue, Record, call_back
 from coder.ai import ChatModel, Model
 from coder.events import Event, Events, drain
 from coder.history import image_part, user
@@ -37,13 +40,14 @@ Prompt = str | Message | Sequence[Message]
 class Agent:
     """A model, its tools and a conversation.
 
-    `model`: a name (then it is a ChatModel, and `base_url`, `api_key` and `budgets` are its) or anything with the
-    `stream` of Model. Further keywords are hooks, by the names of Hooks (`before_tool_call=...`), and callbacks:
-    `on_text(text)`, `on_tool_call(event)`, `on_tool_result(event)`, `on_step_finish(event)`, `on_response(message)`,
-    `on_compacted(event)`. `budgets`: tokens of the reasoning levels. `max_steps` is short for that of `limits`.
-    `max_retry_delay`: seconds; where a server asks for a longer wait, the run fails at once; 0 is no limit, None that of
-    `retry`. `session`: what a SessionStore has opened; its messages are the conversation,
-    which is kept there.
+    `model`: a name (then it is a ChatModel, and `base_url`, `api_key` and `budgets` are its) or
+    anything with the `stream` of Model. Further keywords are hooks, by the names of Hooks
+    (`before_tool_call=...`), and callbacks: `on_text(text)`, `on_tool_call(event)`,
+    `on_tool_result(event)`, `on_step_finish(event)`, `on_response(message)`, `on_compacted(event)`.
+    `budgets`: tokens of the reasoning levels. `max_steps` is short for that of `limits`.
+    `max_retry_delay`: seconds; if a server asks for a longer wait, the run fails at once; 0 is no
+    limit, None that of `retry`. `session`: what a SessionStore has opened; its messages are the
+    conversation, which is kept there.
     """
 
     # An attribute that would do nothing (max_steps, model) cannot be set
@@ -52,15 +56,11 @@ class Agent:
         "_idle",
         "_make_named",
         "_subscribers",
-        "clear_follow_up_queue",
-        "clear_steering_queue",
         "follow_ups",
         "hooks",
         "limits",
         "retry",
         "session",
-        "set_follow_up_mode",
-        "set_steering_mode",
         "state",
         "steering",
         "token",
@@ -87,18 +87,24 @@ class Agent:
         session: Record | None = None,
         **functions: Callable[..., Any] | None,
     ) -> None:
-        named = partial(ChatModel, base_url=base_url, api_key=api_key, budgets=budgets)
-        self._make_named = named if isinstance(model, str) else None
-        toolset = _make_toolset(tools, cwd, session_id or (session.session_id if session else ""))
+        self._make_named: Callable[[str], Model] | None = None
+        if isinstance(model, str):
+            self._make_named = partial(
+                ChatModel, base_url=base_url, api_key=api_key, budgets=budgets
+            )
+        if session and not session_id:
+            session_id = session.session_id
+        toolset = _make_toolset(tools, cwd, session_id)
         self.state = AgentState(self._make_model(model), system, reasoning, toolset, list(messages))
-        self.limits = replace(limits, max_steps=max_steps) if max_steps is not None else limits
+        self.limits = limits
+        if max_steps is not None:
+            self.limits = replace(limits, max_steps=max_steps)
         self.retry = retry or RetryPolicy()
         if max_retry_delay is not None:
             self.max_retry_delay = max_retry_delay
-        self.steering, self.follow_ups = steering, follow_ups = Queue(), Queue()
-        self.clear_steering_queue, self.clear_follow_up_queue = steering.clear, follow_ups.clear
-        self.set_steering_mode, self.set_follow_up_mode = steering.set_mode, follow_ups.set_mode
-        self.token = Abort()  # of the run under way, or of the last
+        self.steering = Queue()
+        self.follow_ups = Queue()
+        self.token = Abort()  # of the current run, or of the last
         self._idle = threading.Condition()
         self._subscribers: dict[object, Callable[[Event], None]] = {}
         self.hooks = self._chain_hooks(hooks, functions)
@@ -106,74 +112,103 @@ class Agent:
         if session:
             if self.state.messages or session.taken:
                 raise ValueError("a session has its own messages, and belongs to one agent")
-            session.taken, self.state.messages = True, session.messages
+            session.taken = True
+            self.state.messages = session.messages
 
     def _chain_hooks(
         self, hooks: Hooks | Sequence[Hooks], functions: Mapping[str, Callable[..., Any] | None]
     ) -> HookChain:
-        """The hooks of every run: those given, plain functions, the queues. Callbacks become subscribers."""
-        given = [hooks] if isinstance(hooks, Hooks) else hooks
-        if not isinstance(given, Sequence) or not all(isinstance(each, Hooks) for each in given):
+        """The hooks of every run: objects, plain functions, the queues.
+
+        Callbacks become subscribers.
+        """
+        objects = [hooks] if isinstance(hooks, Hooks) else hooks
+        if not isinstance(objects, Sequence) or not all(
+            isinstance(hook, Hooks) for hook in objects
+        ):
             raise TypeError("hooks are objects of the class Hooks; functions go by their names")
-        named = {name: function for name, function in functions.items() if function is not None}
-        for name in CALLBACKS.keys() & named:
-            self.subscribe(partial(call_back, named.pop(name), *CALLBACKS[name]))
+        named = {}
+        for name, function in functions.items():
+            if function is None:
+                continue
+            if name in CALLBACKS:
+                self.subscribe(partial(call_back, function, *CALLBACKS[name]))
+            else:
+                named[name] = function
         queues = FunctionHooks(
             get_steering_messages=self.steering.take,
             get_follow_up_messages=self.follow_ups.take,
         )
-        return HookChain(*given, FunctionHooks(**named), queues)
+        return HookChain(*objects, FunctionHooks(**named), queues)
 
     # -- runs
 
     def prompt(
-        self, prompt: Prompt, images: Sequence[dict[str, Any]] = (), *, abort: Abort | None = None
+        self,
+        prompt: Prompt,
+        images: Sequence[dict[str, Any]] = (),
+        *,
+        abort: Abort | None = None,
     ) -> RunResult:
         """Run to the end with text, text with images, one message, or several.
 
-        An image is {"type": "image", "data": base64, "mimeType": ...}, or the API's image_url part. `abort` is the run's
-        token, where it may be set before this is called (in another thread that has yet to begin, for example). Raises
-        RuntimeError while a run is under way: then use `steer` or `follow_up`.
+        An image is {"type": "image", "data": base64, "mimeType": ...}, or the API's image_url part.
+        `abort` is the run's token, if it may be set before this is called (for example if another
+        thread has yet to call it). Raises RuntimeError during a run: then use `steer` or
+        `follow_up`.
         """
         return drain(self.stream(prompt, images, abort=abort))
 
     run = prompt
 
     def stream(
-        self, prompt: Prompt, images: Sequence[dict[str, Any]] = (), *, abort: Abort | None = None
+        self,
+        prompt: Prompt,
+        images: Sequence[dict[str, Any]] = (),
+        *,
+        abort: Abort | None = None,
     ) -> Events[RunResult]:
         """`prompt` as a generator of events, which returns the RunResult."""
         token = self._begin(abort)  # first: to read the prompt may take a while
         if isinstance(prompt, str):
-            parts = [{"type": "text", "text": prompt}, *map(image_part, images)]
+            parts = [{"type": "text", "text": prompt}]
+            parts += [image_part(image) for image in images]
             messages = [user(parts if images else prompt)]
+        elif isinstance(prompt, dict):
+            messages = [prompt]
         else:
-            messages = [prompt] if isinstance(prompt, dict) else list(prompt)
+            messages = list(prompt)
         return self._follow_to_end(partial(self._start_loop, messages), token)
 
     def continue_(self, *, abort: Abort | None = None) -> RunResult:
-        """Go on without a new message: after an error, or with what waits in the queues (steering first).
+        """Go on without a new message: after an error, or with the queued messages (steering
+        first).
 
-        Raises ValueError where there is nothing to go on with: no message, or the last message is a finished answer.
+        Raises ValueError if there is nothing to go on with: no message, or the last message is a
+        finished answer.
         """
         token = self._begin(abort)
         problem = drain(unanswerable(self.state.messages, self.hooks))
         if problem and not self.has_queued_messages:
             raise ValueError(f"{problem}: prompt the agent, or queue a message")
-        # The loop itself takes steering messages first
-        messages = self.follow_ups.take() if problem and not self.steering else []
+        messages = []
+        if problem and not self.steering:  # the loop itself takes steering messages first
+            messages = self.follow_ups.take()
         return drain(self._follow_to_end(partial(self._start_loop, messages), token))
 
     def follow(self, start: Callable[[Abort], Events[T]]) -> Events[T]:
-        """Run what `start` begins as the agent's work: alone, with its subscribers, until `abort` is called.
+        """Run what `start` begins as the agent's work: alone, with its subscribers, until an abort.
 
-        For what yields events and is no run of the loop, such as a compaction that the user asks for.
-        Raises RuntimeError while a run is under way.
+        For what yields events and is no run of the loop, such as a compaction that the user asks
+        for. Raises RuntimeError during a run.
         """
         return self._follow_to_end(start, self._begin())
 
     def _begin(self, abort: Abort | None = None) -> Abort:
-        """The token of a run that begins; `abort` counts from here on. Raises RuntimeError while one is under way."""
+        """The token of a run that begins; `abort` counts from here on.
+
+        Raises RuntimeError during a run.
+        """
         self._check_idle()
         self.token = abort or Abort()
         return self.token
@@ -182,7 +217,8 @@ class Agent:
         run = start(token)
         with self._idle:
             self._check_idle()
-            self.token, self.state.is_streaming = token, True
+            self.token = token
+            self.state.is_streaming = True
         try:
             while True:
                 try:  # by hand, without Returning: no frame more for each token
@@ -197,14 +233,17 @@ class Agent:
         finally:
             run.close()
             with self._idle:
-                self.state.is_streaming, self.state.coming = False, None
+                self.state.is_streaming = False
+                self.state.coming = None
                 self.state.pending_tool_calls.clear()
                 self._idle.notify_all()
 
     def _start_loop(self, prompts: list[Message], abort: Abort) -> Events[RunResult]:
         state = self.state
         run = run_loop(
-            *(state.messages, state.model, state.tools),
+            state.messages,
+            state.model,
+            state.tools,
             prompt=prompts,
             system=state.system,
             hooks=self.hooks,
@@ -213,44 +252,68 @@ class Agent:
             retry=self.retry,
             abort=abort,
         )
-        if self.session:
-            self.session.messages = state.messages
-        return self.session.watch(run) if self.session else run
+        if self.session is None:
+            return run
+        self.session.messages = state.messages
+        return self.session.watch(run)
 
     def abort(self) -> None:
-        """End the run under way, from any thread. Counts from the call of `prompt` or `stream` on, for this run alone."""
+        """End the current run, from any thread.
+
+        Counts from the call of `prompt` or `stream` on, for this run alone.
+        """
         self.token.set()
 
     def wait_for_idle(self, timeout: float | None = None) -> bool:
-        """Wait until no run is under way; False where that took longer than `timeout` seconds."""
+        """Wait for the end of the run; False if that took longer than `timeout` seconds."""
         with self._idle:
             return self._idle.wait_for(lambda: not self.state.is_streaming, timeout)
 
     def _check_idle(self) -> None:
         if self.state.is_streaming:
-            raise RuntimeError(
-                "the agent is at work: use steer(), follow_up(), wait_for_idle(); close a stream() that is left"
-            )
+            ways = "use steer(), follow_up(), wait_for_idle(); close a stream() that is left"
+            raise RuntimeError(f"the agent is at work: {ways}")
 
     # -- queues and subscribers
 
     def steer(self, message: str | Message) -> None:
-        """Add a message during the run: it comes after the tool under way, and the remaining calls are skipped."""
+        """Add a message during the run: it comes after the running tool, instead of the remaining
+        calls.
+        """
         self.steering.put(message)
 
     def follow_up(self, message: str | Message) -> None:
         """Add a message that waits until the run would end."""
         self.follow_ups.put(message)
 
+    def clear_steering_queue(self) -> None:
+        self.steering.clear()
+
+    def clear_follow_up_queue(self) -> None:
+        self.follow_ups.clear()
+
+    def set_steering_mode(self, mode: Mode) -> None:
+        self.steering.mode = mode
+
+    def set_follow_up_mode(self, mode: Mode) -> None:
+        self.follow_ups.mode = mode
+
     @property
     def has_queued_messages(self) -> bool:
         return bool(self.steering or self.follow_ups)
 
     def subscribe(self, subscriber: Callable[[Event], None]) -> Callable[[], None]:
-        """Call `subscriber` with every event, in the thread of the run; returns what ends that. What it raises ends the run."""
+        """Call `subscriber` with every event, in the thread of the run; return what ends that.
+
+        An exception of the subscriber ends the run.
+        """
         key = object()
         self._subscribers[key] = subscriber
-        return lambda: self._subscribers.pop(key, None) and None
+
+        def unsubscribe() -> None:
+            self._subscribers.pop(key, None)
+
+        return unsubscribe
 
     # -- state
 
@@ -259,7 +322,10 @@ class Agent:
         return self.state.messages
 
     def replace_messages(self, messages: Iterable[Message]) -> None:
-        """Another conversation; the list is copied. Raises RuntimeError during a run, as all that changes the list."""
+        """Another conversation; the list is copied.
+
+        Raises RuntimeError during a run, like everything that changes the list.
+        """
         self._check_idle()
         self.state.messages = list(messages)
         if self.session:
@@ -286,9 +352,8 @@ class Agent:
         if isinstance(model, str) and self._make_named:
             return self._make_named(model)
         if isinstance(model, str) or not hasattr(model, "stream"):
-            raise TypeError(
-                f"a model is a ChatModel, or an object with its `stream`, not {model!r}"
-            )
+            kinds = "a ChatModel, or an object with its `stream`"
+            raise TypeError(f"a model is {kinds}, not {model!r}")
         return model
 
     def set_tools(self, tools: Tools) -> None:
@@ -313,7 +378,9 @@ class Agent:
         self.state.tools.session_id = value
 
     def reset(self) -> None:
-        """Forget the conversation, the queues and the error; keep the model, the tools and the prompt."""
+        """Forget the conversation, the queues and the error; keep the model, the tools and the
+        prompt.
+        """
         self.clear_messages()
         self.steering.clear()
         self.follow_ups.clear()
@@ -321,7 +388,7 @@ class Agent:
 
 
 def _make_toolset(tools: Tools, cwd: str | Path | None, session_id: str) -> Toolset:
-    """A set of one agent's own: what is given may be shared with other agents, whose sessions are others."""
+    """A set of one agent's own: `tools` may be shared with agents that have other sessions."""
     if not isinstance(tools, Toolset):
         return Toolset(tools, cwd=cwd, session_id=session_id)
     own = copy.copy(tools)

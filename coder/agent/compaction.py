@@ -1,18 +1,19 @@
-"""Compaction: a history that comes near the end of the context window is shortened, and the run goes on.
+"""Compaction: a history that comes near the end of the context window is shortened, and the run
+goes on.
 
-First without a model: old tool output becomes a note (pruning.py). If that does not make enough room, one model call
-writes a summary of what is old:
+First without a model: old tool output becomes a note (pruning.py). If that does not make enough
+room, one model call writes a summary of what is old:
 
-    [the user's messages] [the summary, the files changed, the checklist] [the newest steps, with their results]
+    [the user's messages] [the summary, the files changed, the checklist] [the newest steps, with results]
 
-If the newest user message has all of its steps after it, it follows the summary. The list is replaced at the very end, in
-one go: a failure on the way leaves it as it was. Between two compactions nothing is touched, so that the provider's cache
-serves the beginning of the requests. Messages are replaced, never changed.
+If the newest user message has all of its steps after it, it follows the summary. The list is
+replaced at the very end, in one go: a failure before that leaves it as it was. Between two
+compactions nothing is touched, so that the provider's cache serves the beginning of the requests.
+Messages are replaced, never changed.
 """
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import Any
 
 from coder.abort import Abort
@@ -27,7 +28,7 @@ from coder.providers.profiles import CHARS_PER_TOKEN
 from coder.types import Completion, Message, ModelError, Request, Trigger, Usage
 
 BUFFER = 16_384  # tokens that stay free; never more than a quarter of the window
-KEEP_STEPS = 20_000  # tokens of the newest steps beside a summary; never more than a quarter
+KEEP_STEPS = 20_000  # tokens of the newest steps next to a summary; never more than a quarter
 SUMMARY = 4_000  # tokens of a summary; never more than an eighth of the window
 # Tokens of the user's own messages that stay; never more than an eighth of the window
 USERS_WORDS = 4_000
@@ -67,11 +68,12 @@ HEAD = (
 
 
 class Compaction(Hooks):
-    """The hook that shortens. Place it behind hooks that change requests, so that it sees what is sent.
+    """The hook that shortens. Place it after hooks that change requests, so that it sees what is
+    sent.
 
-    `model` gives the window, and writes the summaries if there is no `writer`; set it when the run's model changes.
-    `keep`: tokens of tool output that a pruning leaves. The events of a summary are those of the nested agent
-    "compaction", with its usage in `run_end`.
+    `model` gives the window, and writes the summaries if there is no `writer`; set it when the
+    run's model changes. `keep`: tokens of tool output that a pruning leaves. The events of a
+    summary are those of the nested agent "compaction", with its usage in `run_end`.
     """
 
     def __init__(
@@ -82,19 +84,23 @@ class Compaction(Hooks):
         writer: Model | None = None,
         keep: int = KEEP_TOOL_OUTPUT,
     ) -> None:
-        self.model, self.prompt, self.writer = model, prompt or PROMPT, writer
+        self.model = model
+        self.prompt = prompt or PROMPT
+        self.writer = writer
         self.keep = keep
         self._focus: str | None = None  # of a compaction that was asked for
         self._retry_at = 0  # tokens; below, no summary is tried after one that failed
-        self._newest_request = Request(
-            []
-        )  # its key, its prompt and its tools are also those of the next
+        # Its key, its prompt and its tools are also those of the next
+        self._newest_request = Request([])
 
     def before_llm_call(self, request: Request) -> None:
         self._newest_request = request
 
     def request(self, focus: str = "") -> None:
-        """Compact at the beginning of the next step; from any thread. `focus`: what matters most."""
+        """Compact at the beginning of the next step; from any thread.
+
+        `focus`: what matters most.
+        """
         self._focus = focus
 
     def compact(self, messages: list[Message], abort: Abort, focus: str = "") -> Events[bool]:
@@ -103,32 +109,46 @@ class Compaction(Hooks):
         return (yield from self.on_length(messages, "manual", Usage(), abort))
 
     def on_length(
-        self, messages: list[Message], trigger: Trigger, usage: Usage, abort: Abort
+        self,
+        messages: list[Message],
+        trigger: Trigger,
+        usage: Usage,
+        abort: Abort,
     ) -> Events[bool]:
-        """Compact where it was asked for, where a limit was met, or where this many tokens are too many."""
-        focus, self._focus = self._focus, None
-        trigger = trigger if focus is None else "manual"
-        used, window = self._tokens(messages, usage), self.model.context_window
+        """Compact if it was asked for, if a limit was met, or if this many tokens are too many."""
+        focus = self._focus
+        self._focus = None
+        if focus is not None:
+            trigger = "manual"
+        used = self._tokens(messages, usage)
+        window = self.model.context_window
         if trigger == "threshold" and used < _threshold(window):
             self._retry_at = 0
             return False
         if trigger in ("length", "overflow"):
             window = min(window, used)  # it is no larger than what was sent
-        pruned = self._prune_enough(messages, window) if trigger != "manual" else []
-        if not pruned and trigger == "threshold" and used < self._retry_at:
-            return False
-        try:
-            shorter = pruned or (yield from self._summarise(messages, window, focus, abort))
-        except ModelError as error:
-            self._retry_at = used + window // 10
-            why = error.message.rstrip(".")
-            yield Notice(f"The conversation was not summarised and stays as it is: {why}.")
-            return False
+
+        shorter: list[Message] = []
+        how = "prune"
+        if trigger != "manual":
+            shorter = self._prune_enough(messages, window)
+        if not shorter:
+            if trigger == "threshold" and used < self._retry_at:
+                return False
+            how = "summary"
+            try:
+                shorter = yield from self._summarise(messages, window, focus, abort)
+            except ModelError as error:
+                self._retry_at = used + window // 10
+                why = error.message.rstrip(".")
+                yield Notice(f"The conversation was not summarised and stays as it is: {why}.")
+                return False
+
         before = self._measure(messages)
         after = self._measure(shorter)
         forget_usage(shorter)
         messages[:] = shorter  # the one place where a history changes
-        yield Compacted(trigger, 1, before, after, "prune" if pruned else "summary", shorter)
+        yield Compacted(trigger, 1, before, after, how, shorter)
         return True
 
     def _measure(self, messages: list[Message]) -> dict[str, int]:
@@ -137,50 +157,74 @@ class Compaction(Hooks):
     def _tokens(self, messages: list[Message], usage: Usage = Usage()) -> int:
         """Tokens: what the server counted for the last request, and an estimate of what came since."""
         if not usage.input:
-            fixed = {
-                "role": "system",
-                "content": self._newest_request.system,
-                "tools": self._newest_request.tools,
-            }
+            newest = self._newest_request
+            fixed = {"role": "system", "content": newest.system, "tools": newest.tools}
             return size([*messages, fixed]) // CHARS_PER_TOKEN
-        since = takewhile(lambda each: not is_answer(each), reversed(messages))
+        since = []
+        for message in reversed(messages):
+            if is_answer(message):
+                break
+            since.append(message)
         return usage.input + usage.output + size(since) // CHARS_PER_TOKEN
 
     def _prune_enough(self, messages: list[Message], window: int) -> list[Message]:
-        """The list with less tool output; empty unless that gains a fifth of the window and leaves a tenth free."""
+        """The list with less tool output; [] unless that gains a fifth of the window and leaves a
+        tenth free.
+        """
         shorter = prune(messages, window, self.keep)
-        before, after = self._tokens(messages), self._tokens(shorter)
-        enough = before - after >= window // 5 and _threshold(window) - after >= window // 10
-        return shorter if enough else []
+        before = self._tokens(messages)
+        after = self._tokens(shorter)
+        gained = before - after
+        free = _threshold(window) - after
+        if gained >= window // 5 and free >= window // 10:
+            return shorter
+        return []
 
     def _summarise(
-        self, messages: list[Message], window: int, focus: str | None, abort: Abort
+        self,
+        messages: list[Message],
+        window: int,
+        focus: str | None,
+        abort: Abort,
     ) -> Events[list[Message]]:
-        """The list with a summary of what is old. Raises ModelError where there is none, or it is no shorter."""
+        """The list with a summary of what is old.
+
+        Raises ModelError if there is none, or it is no shorter.
+        """
         whole = repair(messages)
         pruned = prune(whole, window, self.keep)
-        # The user's messages: `newest`, which stands `at` this place, and those before
-        users = [place for place, each in enumerate(whole) if _is_users(each)]
-        at = users[-1] if users else -1
-        newest = whole[at : at + 1] if users else []
+
+        # The newest of the user's messages, and what comes before it
+        users = [index for index, message in enumerate(whole) if _is_users(message)]
+        before: list[Message] = []
+        newest: list[Message] = []
+        task = ""
+        steps_at = 0
+        if users:
+            steps_at = users[-1] + 1
+            before = whole[: users[-1]]
+            newest = [whole[users[-1]]]
+            task = text_of(newest[0])
         words = min(USERS_WORDS, window // 8) * CHARS_PER_TOKEN
-        earlier = kept_words([whole[place] for place in users[:-1]], words)
+        earlier = kept_words([whole[index] for index in users[:-1]], words)
+
         # The newest steps that stay have a fixed room, and in a small window what is left
         room = _threshold(window) - window // 4 - self._tokens([*earlier, *newest])
         room = max(window // 16, min(KEEP_STEPS, window // 4, room))
-        start = newest_steps(pruned[at + 1 :], room * CHARS_PER_TOKEN) + at + 1
-        # What comes before them is told by the summary, as it was before the pruning
-        old = [each for place, each in enumerate(whole[:start]) if place != at]
+        start = steps_at + newest_steps(pruned[steps_at:], room * CHARS_PER_TOKEN)
+
+        # The summary tells what comes before them, as it was before the pruning
+        old = [*before, *whole[steps_at:start]]
         if len(old) <= len(earlier):
             raise ModelError("bad_request", "there is nothing old in it")
         most = min(window // 8, SUMMARY)
-        task = text_of(newest[0]) if newest else ""
         text = yield from self._write_summary(old, task, most, focus, abort)
         summary = summary_message(shortened(text, most * CHARS_PER_TOKEN), whole[:start])
-        system = [each for each in old if each["role"] in ("system", "developer")]
-        # After the message whose steps it tells, else the model would begin them again
-        tells_the_newest = start > at + 1
+
+        # It follows the message whose steps it tells, else the model would begin them again
+        tells_the_newest = start > steps_at
         middle = [*newest, summary] if tells_the_newest else [summary, *newest]
+        system = [message for message in old if message["role"] in ("system", "developer")]
         shorter = [*system, *earlier, *middle, *pruned[start:]]
         if size(shorter) >= SHRINKS * size(messages):
             raise ModelError("bad_request", "the summary is not shorter than what it would replace")
@@ -194,7 +238,10 @@ class Compaction(Hooks):
         focus: str | None,
         abort: Abort,
     ) -> Events[str]:
-        """A summary of `old` in about `most` tokens, for this task. A conversation that the server finds too long is halved."""
+        """A summary of `old` in about `most` tokens, for this task.
+
+        A conversation that the server finds too long is halved.
+        """
         writer = self.writer or self.model
         limit = (_threshold(writer.context_window) - most) * CHARS_PER_TOKEN - len(self.prompt)
         if task:
@@ -202,7 +249,8 @@ class Compaction(Hooks):
             task = f"<task>\n{text}\n</task>\n\n"
         limit -= len(task.encode())
         order = f"Write the summary, in at most {most // 2} words."
-        order += f"\nDwell on this, which matters most to the user: {focus}" if focus else ""
+        if focus:
+            order += f"\nDwell on this, which matters most to the user: {focus}"
         while True:
             conversation = transcript(old, limit)
             request = _showing(conversation, self.prompt, order, task)
@@ -221,9 +269,10 @@ class Compaction(Hooks):
 
 
 def sum_up(model: Model, messages: list[Message], abort: Abort, prompt: str = "") -> Events[str]:
-    """What happened in a conversation, in some sentences for the user; the list stays. Raises ModelError and Aborted.
+    """What happened in a conversation, in some sentences for the user; the list stays.
 
-    The events are those of the nested agent "summary", with its usage in `run_end`.
+    The events are those of the nested agent "summary", with its usage in `run_end`. Raises
+    ModelError and Aborted.
     """
     limit = _threshold(model.context_window) * CHARS_PER_TOKEN // 2
     conversation = transcript(repair(messages), limit)
@@ -261,25 +310,32 @@ def _is_users(message: Message) -> bool:
 
 
 def kept_words(users: list[Message], limit: int) -> list[Message]:
-    """The user's messages in at most `limit` bytes: all, or the first one, cut to a half, and the newest that fit."""
+    """The user's messages in at most `limit` bytes: all, or the first, cut to a half, and the
+    newest that fit.
+    """
     if size(users) <= limit:
         return users
     first = cut(users[0], limit // 2)
     left = limit - size([first])
-    newest = list[Message]()
+    start = len(users)
     for message in reversed(users[1:]):
         left -= size([message])
         if left < 0:
             break
-        newest.insert(0, message)
-    return [first, *newest]
+        start -= 1
+    return [first, *users[start:]]
 
 
 def summary_message(text: str, old: list[Message]) -> Message:
-    """The message with a summary of `old`, and what is known without a model: the files changed, the checklist."""
+    """The message with a summary of `old`, and two facts for which no model is needed: files and
+    checklist.
+    """
     text = text.replace("</summary>", "")
-    metas: list[dict[str, Any]] = [each.get("meta", {}) for each in old]
-    earlier = next((meta for meta in metas if meta.get("summary")), {})
+    earlier: dict[str, Any] = {}  # what an earlier summary says
+    for message in old:
+        if message.get("meta", {}).get("summary"):
+            earlier = message["meta"]
+            break
     changed = list(dict.fromkeys([*earlier.get("changed", ()), *changed_paths(old)]))
     checklist = newest_checklist(old) or earlier.get("checklist", "")
     parts = [f"{HEAD}\n\n<summary>\n{text}\n</summary>"]
@@ -287,15 +343,24 @@ def summary_message(text: str, old: list[Message]) -> Message:
         parts.append(f"Changed so far: {', '.join(changed)}")
     if checklist:
         parts.append(f"The checklist now:\n{checklist}")
-    message = user("\n\n".join(parts))
-    message["meta"] |= {"summary": True, "changed": changed, "checklist": checklist}
-    return message
+    summary = user("\n\n".join(parts))
+    summary["meta"] |= {"summary": True, "changed": changed, "checklist": checklist}
+    return summary
 
 
 def newest_steps(messages: list[Message], limit: int) -> int:
-    """Where the newest whole steps of at most `limit` bytes begin; the last one may have 2.5 times as many."""
-    sizes = [size([each]) for each in messages]
-    starts = [place for place, each in enumerate(messages) if each["role"] != "tool"]
-    fits = [place for place in starts if sum(sizes[place:]) <= limit]
-    fits += [place for place in starts[-1:] if sum(sizes[place:]) <= 2.5 * limit]
-    return fits[0] if fits else len(messages)
+    """The index at which the newest whole steps of at most `limit` bytes begin.
+
+    The last one may have 2.5 times as many.
+    """
+    start = len(messages)
+    total = 0
+    limit_of_step = 2.5 * limit
+    for index in reversed(range(len(messages))):
+        total += size([messages[index]])
+        if total > limit_of_step:
+            break
+        if messages[index]["role"] != "tool":
+            start = index
+            limit_of_step = limit
+    return start

@@ -1,9 +1,11 @@
-"""Instruction files: AGENTS.md (or CLAUDE.md where there is none) and ETCODE.md, of the user and of the project.
+"""Instruction files: AGENTS.md (or CLAUDE.md if there is none) and ETCODE.md, of the user and the
+project.
 
-They become part of the system prompt, the nearest last; those of a sub-folder are named when a file below it is used.
-They are text for the model: nothing in them changes what is allowed. A link that leads out of its repository is not
-followed, and invisible characters are made visible. Above the working folder, which may be a shared place such as
-/tmp, only files of the user, of root or of the working folder's owner count.
+They become part of the system prompt, the nearest last; those of a sub-folder are named when a file
+below it is used. They are text for the model: nothing in them changes what is allowed. A link that
+leads out of its repository is not followed, and invisible characters are made visible. Above the
+working folder, which may be shared (/tmp), only files of the user, of root or of the working
+folder's owner count.
 
 Little is imported here: the names of the files are shown before the first prompt.
 """
@@ -19,7 +21,7 @@ from coder.hooks import Hooks
 from coder.permissions.sanitize import escape_invisible
 from coder.tools.repository import repository_top
 from coder.tools.workspace import TOOL_FOLDERS, read_small_file
-from coder.types import Message, Report, ToolCall, ToolResult
+from coder.types import Message, Report, ToolCall, ToolResult, ignore
 
 NAMES = (("AGENTS.md", "CLAUDE.md"), ("ETCODE.md",))  # of each row the first that has text counts
 READ_OR_CHANGE = {"read", "edit", "write", "apply_patch"}
@@ -47,9 +49,10 @@ def review(what: str) -> str:
 
 
 class FolderInstructions(Hooks):
-    """Names the instruction files of a sub-folder after the first call that reads or changes a file below it.
+    """Names the instruction files of a sub-folder after the first call that uses a file below it.
 
-    The system prompt has only those from the root down to `cwd`. After a compaction they are named again.
+    The system prompt has only those from the root down to `cwd`. After a compaction they are named
+    again.
     """
 
     def __init__(self, cwd: Path) -> None:
@@ -100,26 +103,34 @@ class Instruction:
     def cut(self, limit: int) -> Instruction:
         """The same in at most so many characters, and a line that names what is missing."""
         missing = len(self.text) - limit
-        cut = f"{self.text[:limit]}\n[cut: {missing} more characters]"
-        return replace(self, text=cut) if missing > 0 else self
+        if missing <= 0:
+            return self
+        text = f"{self.text[:limit]}\n[cut: {missing} more characters]"
+        return replace(self, text=text)
 
 
-def instructions(cwd: Path, config: Path | None = None, report: Report = str) -> list[Instruction]:
-    """The user's files (in `config`), then the project's from its root down to `cwd`; at most LIMIT characters.
+def instructions(
+    cwd: Path, config: Path | None = None, report: Report = ignore
+) -> list[Instruction]:
+    """The user's files (in `config`), then the project's from its root down to `cwd`.
 
-    `report` gets a sentence for each that is left out.
+    They have at most LIMIT characters. `report` gets a sentence for a file that is left out.
     """
-    root = repository_top(cwd, lambda place: _is_trusted(place, cwd))
-    found = [*_files_in(config, config, report, "~/")] if config else []
-    folders = [each for each in (cwd, *cwd.parents) if each.is_relative_to(root)]
+    files: list[Instruction] = []
+    if config:
+        files += _files_in(config, config, report, "~/")
+    root = repository_top(cwd, lambda folder: _is_trusted(folder, cwd))
+    folders = [folder for folder in (cwd, *cwd.parents) if folder.is_relative_to(root)]
     for folder in reversed(folders):
-        files = _files_in(folder, root, report)
-        found += [each for each in files if folder == cwd or _is_trusted(each.file, cwd)]
-    kept, left = list[Instruction](), LIMIT
-    for each in reversed(found):
-        kept.insert(0, each.cut(left))
-        left = max(0, left - len(each.text))
-    return kept
+        for file in _files_in(folder, root, report):
+            if folder == cwd or _is_trusted(file.file, cwd):
+                files.append(file)
+    kept: list[Instruction] = []
+    left = LIMIT
+    for file in reversed(files):
+        kept.append(file.cut(left))
+        left = max(0, left - len(file.text))
+    return kept[::-1]
 
 
 def _is_trusted(path: Path, cwd: Path) -> bool:
@@ -149,6 +160,9 @@ def _read_text(path: Path, root: Path) -> str | None:
         real = os.path.realpath(path)
     except OSError:  # a link of /proc that leads nowhere
         return None
-    inside = Path(real).is_relative_to(os.path.realpath(root))
-    data = read_small_file(real, 4 * LIMIT) if inside else None
-    return None if data is None else data.decode("utf-8", "replace").strip("\ufeff \t\r\n")
+    if not Path(real).is_relative_to(os.path.realpath(root)):
+        return None
+    data = read_small_file(real, 4 * LIMIT)
+    if data is None:
+        return None
+    return data.decode("utf-8", "replace").strip("\ufeff \t\r\n")

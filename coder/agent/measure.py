@@ -1,7 +1,7 @@
 """Sizes of messages in a request, and what fits into a size.
 
-Sizes are bytes of the JSON that is sent: about CHARS_PER_TOKEN of them are a token in any script, since what takes more
-bytes takes more tokens.
+Sizes are bytes of the JSON that is sent: about CHARS_PER_TOKEN of them are a token in any script,
+since what takes more bytes takes more tokens.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ MARKER = 50  # bytes of truncate's marker
 
 def size(messages: Iterable[Message]) -> int:
     """Bytes of these messages in a request; roles of the user's own are not sent and count nothing."""
-    return sum(
-        size_of_value({**each, "meta": None}) for each in messages if each.get("role") in ROLES
-    )
+    total = 0
+    for message in messages:
+        if message.get("role") in ROLES:
+            total += size_of_value(message | {"meta": None})
+    return total
 
 
 def size_of_value(value: Any) -> int:
@@ -32,7 +34,9 @@ def size_of_value(value: Any) -> int:
     text = JSON.encode(value)
     if "data:image/" in text:
         text = IMAGE.sub(IMAGE_SIZE, text)
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    if text.isascii():
+        return len(text)
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def shortened(text: str, limit: int) -> str:
@@ -45,8 +49,9 @@ def shortened(text: str, limit: int) -> str:
 
 def cut(message: Message, limit: int) -> Message:
     """The message, or one with so much of its text that it has about `limit` bytes."""
-    text, whole = text_of(message), size([message])
+    whole = size([message])
     if whole <= limit:
         return message
+    text = text_of(message)
     kept = shortened(text, limit - whole + size_of_value(text))
     return message | {"content": kept or "[image removed]"}

@@ -1,8 +1,8 @@
-"""Agents: a name, a prompt, rules, and perhaps a model; built in, or a Markdown file of the user's (docs/settings.md).
+"""Agents: a name, a prompt, rules, and perhaps a model; built in, or a Markdown file of the user's.
 
-A file agents/NAME.md in the configuration folder makes an agent of this name, or changes the built-in one: what
-it leaves out stays, and its rules come behind the built-in ones, so that the last that fits decides. Files of
-the working folder make none.
+A file agents/NAME.md in the configuration folder (docs/settings.md) makes an agent of this name, or
+changes the built-in one: what it leaves out stays, and its rules come after the built-in ones, so
+that the last that fits decides. Files of the working folder make none.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from coder.permissions.ownership import check_ownership
 from coder.permissions.rules import BUILT_IN_AGENT, Rule, RulesError, rules_of
-from coder.types import CoderError, Report
+from coder.types import CoderError, Report, ignore
 
 if TYPE_CHECKING:
     from coder.agent.instructions import Instruction
 
 Mode = Literal["primary", "subagent", "all"]
 FIELDS = ("description", "mode", "model", "max_steps")  # of an agent's file
+# A line of its front matter: the depth, the key, the value
+ENTRY = re.compile(r"""( *)("[^"]*"|'[^']*'|[^\s:"'][^:]*?)\s*:(?:\s+(.*?))?\s*""")
+
 
 # ---- the system prompt ----------------------------------------------------------------------
 
@@ -55,18 +58,30 @@ def system_prompt(
     role: str = "",
     is_alone: bool = False,
 ) -> str:
-    """The rules (or `role` in their place), the facts about the place, and the instruction files.
+    """The rules (or `role` instead of them), the facts about the machine, and the instruction
+    files.
 
     `is_alone`: nobody can be asked while the agent works.
 
-    Short, and the same bytes for a whole session, so that the providers' caches hit. Together with the tool
-    schemas it is what every request begins with: a test keeps the two under 5.7 KB.
+    Short, and the same bytes for a whole session, so that the providers' caches hit. Together with
+    the tool schemas it is what every request begins with: a test keeps the two under 5.7 KB.
     """
-    families = (text for pattern, text in FAMILIES.items() if re.search(pattern, model.lower()))
-    remark = ALONE if is_alone else ""
-    rules = "\n".join(filter(None, [role or RULES, next(families, ""), remark]))
-    facts = f"Workspace: {cwd}\nSystem: {os.uname().sysname} {os.uname().machine}\nDate: {date.today().isoformat()}"
-    return "\n\n".join(filter(None, [rules, facts, HEADING if files else "", *map(str, files)]))
+    rules = [role or RULES]
+    families = [text for pattern, text in FAMILIES.items() if re.search(pattern, model.lower())]
+    rules += families[:1]
+    if is_alone:
+        rules.append(ALONE)
+    system = os.uname()
+    facts = [
+        f"Workspace: {cwd}",
+        f"System: {system.sysname} {system.machine}",
+        f"Date: {date.today().isoformat()}",
+    ]
+    parts = ["\n".join(rules), "\n".join(facts)]
+    if files:
+        parts.append(HEADING)
+        parts += [str(file) for file in files]
+    return "\n\n".join(parts)
 
 
 # ---- the built-in agents --------------------------------------------------------------------
@@ -90,11 +105,12 @@ line numbers, short quotes where the words matter, and what you did not find."""
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """`mode`: which agents the user can choose (primary), which `task` can call (subagent), or both.
+    """`mode`: which agents the user can choose (primary), which `task` can call (subagent), or
+    both.
 
-    Hidden ones are for internal use. `prompt` replaces the rules of the system prompt; "" keeps them. `model`
-    "" and `max_steps` None are the session's. `read_only`: its commands and those of its sub-agents can
-    write nothing (permissions.py).
+    Hidden ones are for internal use. `prompt` replaces the rules of the system prompt; "" keeps
+    them. `model` "" and `max_steps` None are the session's. `read_only`: its commands and those of
+    its sub-agents can write nothing (permissions/policy.py).
     """
 
     name: str
@@ -114,14 +130,18 @@ SEARCH_ONLY = {"*": "deny", "read": "allow", "external_directory": "ask", "doom_
 
 
 def _spec(name: str, description: str, rules: Any = (), **more: Any) -> AgentSpec:
-    read = tuple(rules_of(dict(rules), f"{BUILT_IN_AGENT} {name}"))
-    return AgentSpec(name, description, rules=read, **more)
+    checked = rules_of(dict(rules), f"{BUILT_IN_AGENT} {name}")
+    return AgentSpec(name, description, rules=tuple(checked), **more)
 
 
 _ALL = (
     _spec("build", "works on the code, with all tools"),
     _spec(
-        *("plan", "reads and plans, and changes nothing", READ_ONLY), prompt=PLAN, read_only=True
+        "plan",
+        "reads and plans, and changes nothing",
+        READ_ONLY,
+        prompt=PLAN,
+        read_only=True,
     ),
     _spec("general", "a task of several steps", NO_TODO, mode="subagent", prompt=CHILD),
     _spec("explore", "finds things in the code", SEARCH_ONLY, mode="subagent", prompt=EXPLORE),
@@ -129,89 +149,117 @@ _ALL = (
     _spec("title", "finds a title", {"*": "deny"}, hidden=True),
     _spec("summary", "summarises a conversation", {"*": "deny"}, hidden=True),
 )
-BUILT_IN = {each.name: each for each in _ALL}
+BUILT_IN = {agent.name: agent for agent in _ALL}
 
 
 def choices(agents: Mapping[str, AgentSpec], *modes: Mode) -> list[AgentSpec]:
     """Those that are not hidden and of one of these modes."""
-    return [each for each in agents.values() if each.mode in modes and not each.hidden]
+    return [agent for agent in agents.values() if agent.mode in modes and not agent.hidden]
 
 
 def choose(agents: Mapping[str, AgentSpec], name: str) -> AgentSpec:
-    """The agent that the user names. Raises CoderError where there is none, or none to be chosen."""
-    known = {each.name: each for each in choices(agents, "primary", "all")}
-    if name not in known:
-        raise CoderError(f"there is no agent {name!r}; known: {', '.join(known)}")
-    return known[name]
+    """The agent that the user names.
+
+    Raises CoderError if there is none, or if it cannot be chosen.
+    """
+    names = [agent.name for agent in choices(agents, "primary", "all")]
+    if name not in names:
+        raise CoderError(f"there is no agent {name!r}; known: {', '.join(names)}")
+    return agents[name]
 
 
 # ---- the user's own -------------------------------------------------------------------------
 
 
-def load_agents(folder: Path, report: Report = str) -> dict[str, AgentSpec]:
-    """The built-in agents and those of the folder's files. `report` gets a sentence for each file that makes none."""
+def load_agents(folder: Path, report: Report = ignore) -> dict[str, AgentSpec]:
+    """The built-in agents and those of the folder's files.
+
+    `report` gets a sentence for each file that makes none.
+    """
     agents = BUILT_IN.copy()
     for path in sorted(folder.glob("*.md")):
+        base = agents.get(path.stem, AgentSpec(path.stem))
         try:
-            agents[path.stem] = _read_agent(path, agents.get(path.stem, AgentSpec(path.stem)))
+            agents[path.stem] = _read_agent(path, base)
         except (RulesError, OSError, ValueError) as error:
             report(f"The agent {path.name} is ignored: {error}")
     return agents
 
 
 def _read_agent(path: Path, base: AgentSpec) -> AgentSpec:
-    """The agent of a file; what it leaves out is from `base`. Raises ValueError, RulesError and OSError."""
+    """The agent of a file; what it leaves out is from `base`.
+
+    Raises ValueError, RulesError and OSError.
+    """
     check_ownership(path)
     front, prompt = split_front_matter(path.read_text("utf-8", "replace"))
     # Rules that are not read would make an agent that may do everything
-    fields_alone = "|".join([*FIELDS, "permissions"])
-    if front is None and re.search(rf"^\W*---|\A(?:{fields_alone}):", prompt, re.M):
+    names = "|".join([*FIELDS, "permissions"])
+    if front is None and re.search(rf"^\W*---|\A(?:{names}):", prompt, re.M):
         raise ValueError("its front matter has to be between two lines ---, the first of the file")
-    said = base.description or prompt.partition("\n")[0].strip("# .")
-    fields = {"description": said} | _mapping(front or "")
+    fields = _mapping(front or "")
     fields.pop("name", None)  # other programs' files have one
-    rules = tuple(rules_of(fields.pop("permissions", {}), f"agent {path.stem}"))
+    rules = rules_of(fields.pop("permissions", {}), f"agent {path.stem}")
+    _check_fields(fields)
+    if "max_steps" in fields:
+        fields["max_steps"] = int(fields["max_steps"])
+    first_line = prompt.partition("\n")[0].strip("# .")
+    fields.setdefault("description", base.description or first_line)
+    return replace(base, rules=(*base.rules, *rules), prompt=prompt or base.prompt, **fields)
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    """Raise ValueError for a line of the front matter that is not understood."""
     for key, value in fields.items():
         if key not in FIELDS or not isinstance(value, str):
             known = ", ".join([*FIELDS, "permissions"])
             raise ValueError(f"{key!r} is no line of an agent's front matter; known: {known}")
-    if "mode" in fields and fields["mode"] not in get_args(Mode):
-        known = ", ".join(get_args(Mode))
-        raise ValueError(f"mode: {fields['mode']!r}: it is not one of {known}")
-    if (steps := fields.get("max_steps")) is not None:
-        if not re.fullmatch("[1-9][0-9]*", steps):
-            raise ValueError(f"max_steps: {steps!r}: it is no number from 1 on")
-        fields["max_steps"] = int(steps)
-    return replace(base, rules=base.rules + rules, prompt=prompt or base.prompt, **fields)
+    mode = fields.get("mode", "all")
+    if mode not in get_args(Mode):
+        raise ValueError(f"mode: {mode!r}: it is not one of {', '.join(get_args(Mode))}")
+    steps = fields.get("max_steps", "1")
+    if not re.fullmatch("[1-9][0-9]*", steps):
+        raise ValueError(f"max_steps: {steps!r}: it is no number from 1 on")
 
 
 def split_front_matter(text: str) -> tuple[str | None, str]:
-    """(what is between two lines --- at the beginning of a file, or None; the text behind it)."""
-    found = re.match(r"\ufeff?---[ \t]*\n(.*?)^---[ \t]*(?:\n(.*)|\Z)", text, re.S | re.M)
-    head, text = (found[1], found[2] or "") if found else (None, text)
-    return head, text.strip("\ufeff \t\n")
+    """(what is between two lines --- at the beginning of a file, or None; the text after it)."""
+    front = None
+    match = re.match(r"\ufeff?---[ \t]*\n(.*?)^---[ \t]*(?:\n(.*)|\Z)", text, re.S | re.M)
+    if match:
+        front = match[1]
+        text = match[2] or ""
+    return front, text.strip("\ufeff \t\n")
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    """`key: value` lines, and deeper ones below a key without a value: a part of YAML. Raises ValueError."""
+    """`key: value` lines, and deeper ones below a key without a value: a part of YAML.
+
+    Raises ValueError.
+    """
     levels: list[tuple[int, dict[str, Any]]] = [(-1, {})]
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        found = re.fullmatch(r"""( *)("[^"]*"|'[^']*'|[^\s:"'][^:]*?)\s*:(?:\s+(.*?))?\s*""", line)
-        if not found:
+        entry = ENTRY.fullmatch(line)
+        if not entry:
             raise ValueError(f"the line {line.strip()[:60]!r} is not `key: value`")
-        depth, key, value = len(found[1]), _unquote(found[2]), found[3]
+        depth = len(entry[1])
+        key = _unquote(entry[2])
         while depth <= levels[-1][0]:
             levels.pop()
         members = levels[-1][1]
         if key in members:
             raise ValueError(f"{key} is there twice")
-        members[key] = _unquote(value) if value else {}
-        if not value:
+        if entry[3]:
+            members[key] = _unquote(entry[3])
+        else:
+            members[key] = {}
             levels.append((depth, members[key]))
     return levels[0][1]
 
 
 def _unquote(word: str) -> str:
-    return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "\"'" else word
+    if len(word) > 1 and word[0] == word[-1] and word[0] in "\"'":
+        return word[1:-1]
+    return word

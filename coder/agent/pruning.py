@@ -1,8 +1,9 @@
 """Pruning: old tool output becomes a note, which tells what was there and how to get it again.
 
-Nothing is pruned that is small, that the model has not seen yet, or that cannot be had again: errors, answers of the
-user, the newest checklist. First go outputs that something newer replaces: a file that was read again, the diffs of
-edits, the outputs of commands but for the two newest long ones. Then the rest, by when its path was last touched.
+Nothing is pruned that is small, that the model has not seen yet, or that cannot be had again:
+errors, answers of the user, the newest checklist. First go outputs that something newer replaces: a
+file that was read again, the diffs of edits, the outputs of commands but for the two newest long
+ones. Then the rest, by when its path was last touched.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.+)$", re.MULTILINE)
 class Output:
     """The result of a tool call, and the call."""
 
-    place: int  # in the list of messages
+    index: int  # in the list of messages
     message: Message
     name: str
     arguments: dict[str, Any]
@@ -75,38 +76,43 @@ class Output:
 
 def outputs_of(messages: list[Message]) -> list[Output]:
     """The results in a list that is in order (history.repair), each with its call."""
-    calls = {call["id"]: call["function"] for each in messages for call in calls_of(each)}
-    found = []
-    for place, message in enumerate(messages):
+    functions = {}
+    outputs = []
+    for index, message in enumerate(messages):
+        for call in calls_of(message):
+            functions[call["id"]] = call["function"]
         if message["role"] == "tool":
-            function = calls[message["tool_call_id"]]
+            function = functions[message["tool_call_id"]]
             arguments = json.loads(function["arguments"])
-            found.append(Output(place, message, function["name"], arguments))
-    return found
+            outputs.append(Output(index, message, function["name"], arguments))
+    return outputs
 
 
 def prune(messages: list[Message], window: int, keep: int = KEEP_TOOL_OUTPUT) -> list[Message]:
     """The list with at most `keep` tokens of tool output, and notes in the place of the rest.
 
-    Output that the model has not seen yet stays, and is cut if it alone is more than half the window. At least half
-    of `keep` is for what it has seen. Ids, order and number of the messages do not change. `messages` have to be in
-    order (history.repair).
+    Output that the model has not seen yet stays, and is cut if it alone is more than half the
+    window. At least half of `keep` is for what it has seen. Ids, order and number of the messages
+    do not change. `messages` have to be in order (history.repair).
     """
-    outputs = outputs_of(messages)
     newest_answer = -1
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message["role"] == "assistant":
-            newest_answer = place
-    unseen = [output for output in outputs if output.place > newest_answer]
-    seen = outputs[: len(outputs) - len(unseen)]
+            newest_answer = index
+    seen = outputs_of(messages)
+    unseen = []
+    while seen and seen[-1].index > newest_answer:
+        unseen.append(seen.pop())
     shorter = messages[:]
 
     # First what is new, since the model has asked for it
     most = window // 2 * CHARS_PER_TOKEN
-    share = fair_share([output.size for output in unseen], most)
+    share = fair_share(unseen, most)
+    new = 0
     for output in unseen:
-        shorter[output.place] = cut(output.message, share)
-    new = size(shorter[output.place] for output in unseen)
+        message = cut(output.message, share)
+        shorter[output.index] = message
+        new += size([message])
 
     # Then what was seen; what was pruned before is short, and not counted
     kept = keep * CHARS_PER_TOKEN
@@ -115,40 +121,44 @@ def prune(messages: list[Message], window: int, keep: int = KEEP_TOOL_OUTPUT) ->
     for output in in_order_of_use(seen):
         if whole <= room:
             break
-        shorter[output.place] = output.message | {"content": note_of(output)}
+        shorter[output.index] = output.message | {"content": note_of(output)}
         whole -= output.size
     return shorter
 
 
-def fair_share(sizes: list[int], room: int) -> int:
-    """The most that each may have, so that all fit into `room`: what is small leaves more to the others."""
+def fair_share(outputs: list[Output], room: int) -> int:
+    """The most bytes that one output may have, so that all fit into `room`; small ones leave more."""
+    sizes = sorted(output.size for output in outputs)
     left = len(sizes)
-    for each in sorted(sizes):
-        if each * left > room:
+    for needed in sizes:
+        if needed * left > room:
             return room // left
-        room -= each
+        room -= needed
         left -= 1
     return max(sizes, default=0)
 
 
 def in_order_of_use(outputs: list[Output]) -> list[Output]:
     """The outputs that may be pruned, what is needed least first."""
-    touched = dict[str, int]()  # where each path was used last
+    touched: dict[str, int] = {}  # the index at which a path was used last
+    commands = []
     newest_checklist_at = -1
     for output in outputs:
-        touched |= dict.fromkeys(paths_of(output), output.place)
+        touched |= dict.fromkeys(paths_of(output), output.index)
+        if output.name == "bash" and output.is_long:
+            commands.append(output.index)
         if output.name == CHECKLIST:
-            newest_checklist_at = output.place
-    commands = [output.place for output in outputs if output.name == "bash" and output.is_long]
-    newest_commands = commands[-NEWEST_COMMANDS:]
+            newest_checklist_at = output.index
+    old_commands = commands[:-NEWEST_COMMANDS]
 
     def rank(output: Output) -> tuple[int, int]:
-        is_old_command = output.name == "bash" and output.place not in newest_commands
-        if is_old_command or _is_replaced(output, outputs):
-            return 0, output.place
-        return 1, touched.get(output.path, output.place)
+        if output.index in old_commands or _is_replaced(output, outputs):
+            return 0, output.index
+        return 1, touched.get(output.path, output.index)
 
-    may_go = [each for each in outputs if _may_go(each) and each.place != newest_checklist_at]
+    may_go = [
+        output for output in outputs if _may_go(output) and output.index != newest_checklist_at
+    ]
     return sorted(may_go, key=rank)
 
 
@@ -164,9 +174,12 @@ def _is_replaced(output: Output, outputs: list[Output]) -> bool:
     if output.name != "read":
         return output.name in EDITS
     for later in outputs:
-        is_read_again = later.name == "read" and later.path == output.path and not later.is_error
+        if later.index <= output.index or later.name != "read" or later.is_error:
+            continue
+        if later.path != output.path:
+            continue
         is_whole = not PART.search(later.text)
-        if later.place > output.place and is_read_again and (is_whole or later.part == output.part):
+        if is_whole or later.part == output.part:
             return True
     return False
 
@@ -180,48 +193,56 @@ def paths_of(output: Output) -> list[str]:
 
 def changed_paths(messages: list[Message]) -> list[str]:
     """The files that the tools have changed in these messages, in order of the first change."""
-    changed = [output for output in outputs_of(messages) if output.name in EDITS]
-    paths = (path for output in changed if not output.is_error for path in paths_of(output))
-    return list(dict.fromkeys(paths))
+    paths: dict[str, None] = {}
+    for output in outputs_of(messages):
+        if output.name in EDITS and not output.is_error:
+            paths |= dict.fromkeys(paths_of(output))
+    return list(paths)
 
 
 def newest_checklist(messages: list[Message]) -> str:
     """The newest checklist as the model has it; "" if there is none."""
-    lists = [each for each in outputs_of(messages) if each.name == CHECKLIST and not each.is_error]
-    return lists[-1].text if lists else ""
+    for output in reversed(outputs_of(messages)):
+        if output.name == CHECKLIST and not output.is_error:
+            return output.text
+    return ""
 
 
 # ---- notes ----------------------------------------------------------------------------------
 
 
 def note_of(output: Output) -> str:
-    """What stands in the place of an output: true, and with the way to have it again if there is one."""
-    name, text = output.name, output.text
+    """What replaces an output: true, and with the way to have it again if there is one."""
+    name = output.name
+    text = output.text
     if name in EDITS:
         first_line = text.partition("\n")[0]
         return f"{first_line} [diff removed]"
     if name == "read":
-        return (
-            f"{REMOVED}read {output.subject}, {_lines_of(text)}. Read it again where you need it.]"
-        )
+        lines = _lines_of(text)
+        return f"{REMOVED}read {output.subject}, {lines}. Read it again where you need it.]"
     if name == "bash":
-        ended = " ".join(f'It ended with: "{line}"' for line in _last_lines(text))
+        ended = _end_of(text)
+        if ended:
+            ended = f'It ended with: "{ended}"'
         return f"{REMOVED}{output.subject}, {len(text):,} characters. {ended}]"
     if name == "task":
-        found = TASK_ID.search(text)
-        task_id = f"\n{found[0].strip()}" if found else ""
-        return f"{text[:300].rstrip()}... [the rest was removed to save room]{task_id}"
+        note = f"{text[:300].rstrip()}... [the rest was removed to save room]"
+        task_id = TASK_ID.search(text)
+        return f"{note}\n{task_id[0].strip()}" if task_id else note
     about = f"{name} {output.subject}".strip()
     if name in ("grep", "glob", "ls"):
-        where = f" in {output.path}" if output.path and output.path != output.subject else ""
-        lines = len(text.splitlines())
-        return f"{REMOVED}{about}{where}, {lines} lines. Search again where you need it.]"
+        if output.path and output.path != output.subject:
+            about += f" in {output.path}"
+        count = len(text.splitlines())
+        return f"{REMOVED}{about}, {count} lines. Search again where you need it.]"
     return f"{REMOVED}{about}, {len(text):,} characters.]"
 
 
 def _lines_of(text: str) -> str:
     """`lines 1-597 of 875` of an output of read."""
-    if part := PART.search(text):
+    part = PART.search(text)
+    if part:
         return part[1]
     lines = text.split("\n")
     # Only a read that begins within the file has numbers
@@ -232,8 +253,10 @@ def _lines_of(text: str) -> str:
     return f"all {len(text):,} characters"
 
 
-def _last_lines(text: str) -> list[str]:
+def _end_of(text: str) -> str:
     """The last line of an output, and with it how the command ended."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    count = 2 if lines and re.match(r"\[(exit code|killed|stopped|timed out)", lines[-1]) else 1
-    return [" ".join(line[:200] for line in lines[-count:])] if lines else []
+    count = 1
+    if lines and re.match(r"\[(exit code|killed|stopped|timed out)", lines[-1]):
+        count = 2
+    return " ".join(line[:200] for line in lines[-count:])

@@ -16,7 +16,7 @@ from coder.types import Aborted, Message, ModelError, Reasoning, RunResult
 
 Mode = Literal["one-at-a-time", "all"]
 
-# Callbacks for those who want no events: keyword -> (the event it is for, the field it is given or "" for the event)
+# Callbacks for those who want no events, by keyword: the event, and its field or "" for itself
 CALLBACKS: dict[str, tuple[type[Event], str]] = {
     "on_text": (events.TextDelta, "text"),
     "on_tool_call": (events.ToolStart, ""),
@@ -36,26 +36,30 @@ class AgentState:
     reasoning: Reasoning
     tools: Toolset
     messages: list[Message]
-    is_streaming: bool = False  # a run is under way
-    coming: dict[str, list[str]] | None = None  # pieces of the answer under way, by their field
-    pending_tool_calls: set[str] = field(default_factory=set)  # ids of calls under way
+    is_streaming: bool = False  # during a run
+    coming: dict[str, list[str]] | None = (
+        None  # pieces of the answer that is coming, by their field
+    )
+    pending_tool_calls: set[str] = field(default_factory=set)  # ids of running calls
     error: ModelError | Aborted | None = None  # of the last run
 
     @property
     def stream_message(self) -> Message | None:
         """The answer that is coming, as far as it has come."""
-        pieces = self.coming
-        return pieces and {"role": "assistant"} | {k: "".join(v) for k, v in pieces.items()}
+        if self.coming is None:
+            return None
+        texts = {name: "".join(pieces) for name, pieces in self.coming.items()}
+        return {"role": "assistant"} | texts
 
     def follow(self, event: Event) -> None:
         match event:
-            case events.TextDelta(text=text) if self.coming is not None:
-                self.coming["content"].append(text)
-            case events.ReasoningDelta(text=text) if self.coming is not None:
-                self.coming.setdefault("reasoning", []).append(text)
-            case events.MessageStart(message=message):
-                self.coming = {"content": []} if message["role"] == "assistant" else None
-            case events.MessageEnd() | events.Retry() | events.Compacted():
+            case events.TextDelta(text=text):
+                self._add_piece("content", text)
+            case events.ReasoningDelta(text=text):
+                self._add_piece("reasoning", text)
+            case events.MessageStart(message={"role": "assistant"}):
+                self.coming = {"content": []}
+            case events.MessageStart() | events.MessageEnd() | events.Retry() | events.Compacted():
                 self.coming = None  # it is in the list now, or taken back
             case events.ToolStart(id=call_id):
                 self.pending_tool_calls.add(call_id)
@@ -66,17 +70,20 @@ class AgentState:
             case events.RunEnd(stop_reason=reason, text=text, error=error):
                 self.error = Aborted(text) if reason == "aborted" else error
 
+    def _add_piece(self, name: str, text: str) -> None:
+        if self.coming is not None:
+            self.coming.setdefault(name, []).append(text)
+
 
 class Queue(deque[Message]):
     """Messages for the agent, from any thread. `mode`: how many are taken at a time."""
 
     mode: Mode = "one-at-a-time"
 
-    def set_mode(self, mode: Mode) -> None:
-        self.mode = mode
-
     def put(self, message: str | Message) -> None:
-        self.append(user(message) if isinstance(message, str) else message)
+        if isinstance(message, str):
+            message = user(message)
+        self.append(message)
 
     def take(self) -> list[Message]:
         """The next, or all of them."""
@@ -98,7 +105,9 @@ class Record(Protocol):
 
 
 def call_back(function: Callable[..., object], kind: type[Event], name: str, event: Event) -> None:
-    """Call the function where the event is of this kind, with the event or one of its fields."""
-    of_model = not isinstance(event, events.MessageEnd) or event.message["role"] == "assistant"
-    if isinstance(event, kind) and of_model:
-        function(getattr(event, name) if name else event)
+    """Call the function if the event is of this kind, with the event or one of its fields."""
+    if not isinstance(event, kind):
+        return
+    if isinstance(event, events.MessageEnd) and event.message["role"] != "assistant":
+        return
+    function(getattr(event, name) if name else event)

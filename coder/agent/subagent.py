@@ -1,12 +1,14 @@
-"""Sub-agents: the tool `task` gives a piece of work to another agent, with a run and a session of its own.
+"""Sub-agents: the tool `task` gives a piece of work to another agent, with a run and a session of
+its own.
 
     agents = Subagents(choices(BUILT_IN, "subagent", "all"), equip)   # equip(spec, session_id) -> Equipment
     run_loop(messages, model, [read, bash, agents.tool])
 
-All events of the child's run come out as `nested`, its questions among them. The parent's abort is the
-child's; its steps count in the parent's budget, its tokens in the parent's usage. What a child may do is
-decided by its Equipment (Permissions.child: the stricter of both). Several run side by side where the tool set
-can (parallel.py). `task_id` continues a child's conversation. A sub-agent gets no `task` of its own.
+All events of the child's run come out as `nested`, its questions among them. The parent's abort is
+the child's; its steps count in the parent's budget, its tokens in the parent's usage. Its Equipment
+decides what a child may do (Permissions.child: the stricter of both). Several run at the same time
+if the tool set can (parallel.py). `task_id` continues a child's conversation. A sub-agent gets no
+`task` of its own.
 """
 
 from __future__ import annotations
@@ -49,8 +51,15 @@ class Child:
     busy: bool = False
 
 
+Loaded = tuple[str, list[Message]]  # the agent of a child, and its messages
+
+
+def load_none(task_id: str) -> None:
+    """There is no earlier process."""
+
+
 class Subagents:
-    """The sub-agents of a session. `load` finds a child of an earlier process: (agent, messages), or None."""
+    """The sub-agents of a session. `load` finds a child of an earlier process."""
 
     def __init__(
         self,
@@ -59,10 +68,13 @@ class Subagents:
         *,
         limits: Limits = Limits(),
         retry: RetryPolicy = RetryPolicy(),
-        load: Callable[[str], tuple[str, list[Message]] | None] = lambda task_id: None,
+        load: Callable[[str], Loaded | None] = load_none,
     ) -> None:
         self.specs = {spec.name: spec for spec in specs}
-        self.equip, self.limits, self.retry, self.load = equip, limits, retry, load
+        self.equip = equip
+        self.limits = limits
+        self.retry = retry
+        self.load = load
         self.children: dict[str, Child] = {}
 
     @property
@@ -76,12 +88,12 @@ class Subagents:
             asks_itself=True,
             slips=slips.TASK,
         )
-        made = make(self.task)
-        agents = "; ".join(f"{spec.name}: {spec.description}" for spec in self.specs.values())
-        properties = made.parameters["properties"]
-        agent = properties["agent"] | {"enum": list(self.specs), "description": agents}
-        parameters = made.parameters | {"properties": properties | {"agent": agent}}
-        return replace(made, parameters=parameters)
+        task = make(self.task)
+        agents = [f"{spec.name}: {spec.description}" for spec in self.specs.values()]
+        agent = task.parameters["properties"]["agent"]
+        agent["enum"] = list(self.specs)
+        agent["description"] = "; ".join(agents)
+        return task
 
     def task(
         self,
@@ -113,10 +125,13 @@ class Subagents:
         """A new one, or the one to continue. Raises ToolError."""
         child = self.children.get(task_id)
         if child is None:
-            loaded = self.load(task_id) if task_id else (agent or DEFAULT_AGENT, [])
+            loaded: Loaded | None = (agent or DEFAULT_AGENT, [])
+            if task_id:
+                loaded = self.load(task_id)
             if not loaded or loaded[0] not in self.specs:
                 raise ToolError(f"there is no task {task_id!r}. Leave task_id out for a new one.")
-            child = Child(task_id or os.urandom(6).hex(), self.specs[loaded[0]], loaded[1])
+            name, messages = loaded
+            child = Child(task_id or os.urandom(6).hex(), self.specs[name], messages)
         if agent not in ("", child.spec.name):
             raise ToolError(f"the task {child.id} is one of {child.spec.name}, not of {agent}")
         self.children[child.id] = child
@@ -124,13 +139,15 @@ class Subagents:
 
     def _run_child(self, ctx: ToolContext, child: Child, prompt: str) -> Events[RunResult]:
         """A run of the child, each of its events nested in one of the parent's."""
-        given = self.equip(child.spec, child.id)
+        equipment = self.equip(child.spec, child.id)
         steps = child.spec.max_steps or self.limits.max_steps
         events = run_loop(
-            *(child.messages, given.model, given.tools),
+            child.messages,
+            equipment.model,
+            equipment.tools,
             prompt=prompt,
-            system=given.system,
-            hooks=given.hooks,
+            system=equipment.system,
+            hooks=equipment.hooks,
             limits=replace(self.limits, max_steps=steps, max_seconds=None),
             retry=self.retry,
             abort=ctx.abort,
@@ -148,8 +165,8 @@ def _as_result(result: RunResult, child: Child) -> ToolResult:
     if result.stop_reason != "stop":
         early = f"The sub-agent did not finish ({result.stop_reason}): "
         return ToolResult(f"{early}{result.text}\n\n{task_id}", is_error=True)
-    answer = text_of(newest(child.messages))
-    if newest(child.messages).get("role") != "assistant" or not answer.strip():
+    answer = newest(child.messages)
+    if answer.get("role") != "assistant" or not text_of(answer).strip():
         way = f"Ask it again with task_id {child.id}, or do it yourself."
         return ToolResult(f"The sub-agent ended without an answer. {way}", is_error=True)
     return ToolResult(f"{result.text}\n\n{task_id}")

@@ -1,4 +1,7 @@
-"""A title for a session: a hidden agent without tools finds it beside the first run. A session without one stays usable."""
+"""A title for a session: a hidden agent without tools finds it during the first run.
+
+A session without one stays usable.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,23 @@ LONGEST = 80  # characters of a title
 
 
 class Titler:
-    """Finds the title in a worker thread. `title` is "" until it is there; `usage` are the tokens that it took."""
+    """Finds the title in a worker thread.
+
+    `title` is "" until then; `usage`: the tokens that it took.
+    """
 
     def __init__(self, model: Model, text: str, prompt: str = "") -> None:
-        self.title, self.usage, self.abort = "", Usage(), Abort()
+        self.title = ""
+        self.usage = Usage()
+        self.abort = Abort()
         self.prompt = prompt or PROMPT
-        work = (model, text[:BEGINNING].replace("</beginning", "<\\/beginning"))
-        self.thread = threading.Thread(target=self._ask, args=work, daemon=True, name="title")
+        beginning = text[:BEGINNING].replace("</beginning", "<\\/beginning")
+        self.thread = threading.Thread(
+            target=self._ask,
+            args=(model, beginning),
+            daemon=True,
+            name="title",
+        )
         self.thread.start()
 
     def _ask(self, model: Model, text: str) -> None:
@@ -36,7 +49,8 @@ class Titler:
             self.usage = answer.usage
             text = re.sub(r"(?s)<think>.*?</think>", "", answer.text).strip()
             title = text.partition("\n")[0].strip(" \t\"'`*#.“”„«»")
-            self.title = title if title.isprintable() and len(title) <= LONGEST else ""
+            if title.isprintable() and len(title) <= LONGEST:
+                self.title = title
 
     def stop(self) -> None:
         self.abort.set()

@@ -1,4 +1,6 @@
-"""The tools that the user sees: `todo`, the model's checklist for a long task, and `ask_user`, a question of the model's."""
+"""The tools that the user sees: `todo`, the model's checklist for a long task, and `ask_user`, its
+question.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,14 @@ NO_ANSWER = "The user gave no answer. Go on with what you think best, and say wh
 
 def _check_items(items: Any) -> list[dict[str, str]]:
     """The items as {"text", "status"}. Raises ToolError."""
+    if not isinstance(items, list):
+        items = [items]
     checked = []
-    for item in items if isinstance(items, list) else [items]:
-        given = item if isinstance(item, dict) else {}
-        texts = [str(given[name]) for name in TEXTS if given.get(name)]
-        text = " ".join("".join(texts[:1]).split())
-        status = str(given.get("status") or "")
+    for item in items:
+        fields = item if isinstance(item, dict) else {}
+        texts = [str(fields[name]) for name in TEXTS if fields.get(name)]
+        text = " ".join(texts[0].split()) if texts else ""
+        status = str(fields.get("status") or "")
         status = SYNONYMS.get(status, status)
         if not text or status not in MARKS:
             raise ToolError(f'an item is {{"text", "status": {", ".join(MARKS)}}}, not {item!r}')
@@ -34,7 +38,8 @@ def _check_items(items: Any) -> list[dict[str, str]]:
 
 def _make_title(arguments: dict[str, Any]) -> str:
     items = _check_items(arguments.get("items") or [])
-    return f"{sum(item['status'] == 'done' for item in items)} of {len(items)} done"
+    done = [item for item in items if item["status"] == "done"]
+    return f"{len(done)} of {len(items)} done"
 
 
 @tool(title=_make_title, permission="todo", default="allow", slips=slips.TODO)
@@ -49,8 +54,12 @@ def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
     return ToolResult(text, details={"todo": checked}, is_news=False)
 
 
-# The question itself is on the screen
-@tool(title=lambda arguments: "", permission="ask_user", default="allow", asks_itself=True)
+def _no_title(arguments: dict[str, Any]) -> str:
+    """The question itself is on the screen."""
+    return ""
+
+
+@tool(title=_no_title, permission="ask_user", default="allow", asks_itself=True)
 def ask_user(
     ctx: ToolContext, question: str, options: list[str] | None = None
 ) -> Generator[Event, None, ToolResult]:

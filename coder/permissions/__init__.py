@@ -5,6 +5,6 @@ workspace loosens a rule; a confined command writes only in the workspace and in
 and its changes to what git or coder would run later are put back; a key is not shown, stored or
 sent to a model. Every part is a hook and can be left out.
 
-Read permissions.py first, then rules.py, shell.py and read_only.py; sandbox.py, with
-landlock.py below it, and sanitize.py stand alone.
+Read policy.py first, then permissions.py, rules.py, shell.py and read_only.py; sandbox.py, with
+landlock.py below it, and sanitize.py need none of them.
 """

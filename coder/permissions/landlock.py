@@ -80,7 +80,7 @@ LOAD = 0x20
 EQUAL = 0x15
 AT_LEAST = 0x35
 RETURN = 0x06
-ALLOW: Instruction = (RETURN, 0, 0, 0x7FFF0000)
+ALLOW_CALL: Instruction = (RETURN, 0, 0, 0x7FFF0000)
 DENY: Instruction = (RETURN, 0, 0, 0x00050000 | errno.EACCES)
 # What is loaded, by its offset in struct seccomp_data; of the arguments the low half is first
 NUMBER = 0
@@ -94,7 +94,7 @@ LOCAL_SOCKETS = [
     (EQUAL, 2, 0, 1),
     (EQUAL, 1, 0, 16),
     DENY,
-    ALLOW,
+    ALLOW_CALL,
 ]
 # prlimit64(process, resource, new, old): process 0 is the caller; without `new` it only reads
 OWN_LIMITS = [
@@ -105,14 +105,14 @@ OWN_LIMITS = [
     (LOAD, 0, 0, THIRD + 4),
     (EQUAL, 1, 0, 0),
     DENY,
-    ALLOW,
+    ALLOW_CALL,
 ]
 # sched_setaffinity(process, ...) and the like: process 0 is the caller
 OWN_PROCESS = [
     (LOAD, 0, 0, FIRST),
     (EQUAL, 1, 0, 0),
     DENY,
-    ALLOW,
+    ALLOW_CALL,
 ]
 # From here on, the first argument of setpriority and ioprio_set means all processes of a user
 PRIO_USER = 2
@@ -193,7 +193,7 @@ def _filter_calls(network: bool) -> bool:
             part += _case(calls.socket, LOCAL_SOCKETS)
         if not network and calls.socketcall:
             part += _case(calls.socketcall, [DENY])  # its arguments cannot be seen
-        part.append(ALLOW)
+        part.append(ALLOW_CALL)
         program += _case(arch, part)
     return install_filter(program)
 
@@ -218,7 +218,7 @@ def _own_priority(users: int) -> list[Instruction]:
         (LOAD, 0, 0, SECOND),
         (EQUAL, 1, 0, 0),
         DENY,
-        ALLOW,
+        ALLOW_CALL,
     ]
 
 

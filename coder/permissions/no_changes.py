@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from coder.permissions.landlock import (
-    ALLOW,
+    ALLOW_CALL,
     ARCH,
     CALLS,
     DENY,
@@ -84,7 +84,7 @@ def deny_changes() -> bool:
             part += _deny_value(number)
         part += _deny_argument(CALLS[arch][0], FIRST, UNIX)
         part += _deny_argument(IOCTL[arch], SECOND, *FLAGS_OF_A_FILE)
-        part.append(ALLOW)
+        part.append(ALLOW_CALL)
         program += [(EQUAL, 0, len(part), arch), *part]
     return install_filter(program)
 
@@ -99,5 +99,5 @@ def _deny_argument(call: int, offset: int, *values: int) -> list[Instruction]:
     tests: list[Instruction] = [(LOAD, 0, 0, offset)]
     for value in values:
         tests += _deny_value(value)
-    tests.append(ALLOW)
+    tests.append(ALLOW_CALL)
     return [(EQUAL, 0, len(tests), call), *tests]
