@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
@@ -194,22 +194,8 @@ def output_of(
         env |= confine.environment
     env |= variables or {}
     env[processes.MARK] = mark
-    start: Any = partial(
-        subprocess.Popen,
-        argv,
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        cwd=cwd,
-        env=env,
-        start_new_session=True,
-    )
-    processes.main_guard()
-    try:
-        process: subprocess.Popen[bytes] = confine.start(start) if confine else start()
-    except (OSError, ValueError) as error:
-        gone = "" if cwd.is_dir() else f" (the folder {cwd} is gone)"
-        raise ToolError(f"the command could not be started: {error}{gone}") from None
+    start: Any = partial(subprocess.Popen, argv, stdin=stdin, stderr=stderr, cwd=cwd, env=env)
+    process = _start(start, cwd, confine)
     processes.note_start(process.pid)
     cause = "interrupted"
     try:
@@ -222,6 +208,20 @@ def output_of(
             if cause:
                 processes.kill(process, mark)
     return process.wait(), cause
+
+
+def _start(
+    start: Callable[..., subprocess.Popen[bytes]], cwd: Path, confine: Any
+) -> subprocess.Popen[bytes]:
+    """The child, in a session of its own. Raises ToolError if it cannot be started."""
+    processes.main_guard()
+    start = partial(start, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        child: subprocess.Popen[bytes] = confine.start(start) if confine else start()
+    except (OSError, ValueError) as error:
+        gone = "" if cwd.is_dir() else f" (the folder {cwd} is gone)"
+        raise ToolError(f"the command could not be started: {error}{gone}") from None
+    return child
 
 
 def read_output(
