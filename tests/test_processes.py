@@ -496,9 +496,9 @@ def test_secrets_do_not_reach_commands(ws: Workspace, monkeypatch: pytest.Monkey
 
 def test_every_word_of_the_documents_that_names_a_secret_has_rows() -> None:
     text = (ROOT / "docs" / "security.md").read_text()
-    words = re.findall(r"that is named like a secret \(([^)]*)\)", text)[0]
+    words = re.findall(r"that is named like a secret: ([^;]*);", text)[0]
     assert re.split(r",\s+", words.replace("`", "")) == [*list(SECRETS)[:-1], "CODER_HEADERS"]
-    steering = re.findall(r"run or load something \(([^)]*)\)", text)[0]
+    steering = re.findall(r"run or load something: ([^.]*)\.", text)[0]
     names = re.findall(r"`(\w+)`", steering)
     assert names == [name for name in STEERING.split() if "%" not in name]
 
