@@ -69,7 +69,7 @@ class Session:
             self.crew = Crew(parts)
             self.agent = self.crew.agent
             self.agent.subscribe(self._count_usage)
-            if parts.plugins:
+            if parts.plugins and parts.plugins.subscribers:
                 self.agent.subscribe(parts.plugins.notify)
             self._open_conversation()
         except BaseException:

@@ -23,15 +23,17 @@ ANNOUNCEMENT = "You announced a step and called no tool. Do it now, or say that 
 MARKS = re.compile(
     r"<\|tool_calls?_(?:section_)?begin|<｜tool▁calls?▁begin｜>|<\|python_tag\|>|\[TOOL_CALLS\]|```tool_code"
 )
-# What names a tool: Qwen and Hermes, GLM, Qwen3-Coder, Anthropic, harmony, ReAct
+# What names a tool: Qwen and Hermes, GLM, Qwen3-Coder, Anthropic, harmony, ReAct. Each form begins
+# with a letter or a sign, and only then looks back for the start of its line: so the search passes
+# quickly over a long answer.
 NAMED = re.compile(
     r'<tool_call>\s*(?:\{.*?"name"\s*:\s*")?(?:<function=)?(?P<a>[\w.-]+)'
     r"|<function=(?P<b>[\w.-]+)"
     r'|<invoke name="(?P<c>[\w.-]+)"'
-    r"|\bto=functions\.(?P<d>[\w-]+)"
-    r"|^Action:\s*(?P<e>[\w-]+)[ \t]*\n+Action Input:"
-    r"|^<(?P<f>[\w-]+)>\s*<(?P<parameter>\w+)>.*?</(?P=parameter)>",
-    re.DOTALL | re.MULTILINE,
+    r"|to=functions\.(?P<d>[\w-]+)"
+    r"|Action:(?<![^\n]Action:)\s*(?P<e>[\w-]+)[ \t]*\n+Action Input:"
+    r"|<(?<![^\n]<)(?P<f>[\w-]+)>\s*<(?P<parameter>\w+)>.*?</(?P=parameter)>",
+    re.DOTALL,
 )
 PYTHONIC = re.compile(r"\[?\s*(?P<name>\w+)\((?:\s*\w+\s*=.*)?\)\s*\]?", re.DOTALL)
 FENCED = re.compile(r"```\w*\s*\n(?P<inside>.*?)\n?```", re.DOTALL)

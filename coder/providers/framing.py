@@ -157,19 +157,22 @@ def _unchunk(incoming: Incoming) -> Iterator[bytes]:
     is_last = False
     while not is_last:
         data += _read_more(incoming)
-        payload = b""
+        whole: list[bytearray] = []  # the payloads of the chunks that are there
+        start = 0  # of the chunk after them
         head = CHUNK_HEAD.match(data)
         while head and not is_last:
             size = int(head[1], 16)
             end = head.end() + size
             if len(data) < end:
                 break
-            payload += data[head.end() : end]
-            del data[:end]
+            whole.append(data[head.end() : end])
+            start = end
             is_last = size == 0
-            head = CHUNK_HEAD.match(data)
+            head = CHUNK_HEAD.match(data, start)
+        del data[:start]
         if not (head or is_last):
             _check_beginning(data)
+        payload = b"".join(whole)
         if payload:
             yield payload
     # trailers up to an empty line, which may follow at once
