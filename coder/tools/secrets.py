@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from pathlib import PurePath
 
 # The last part of a path; an example of a .env holds no secrets.
@@ -100,12 +101,13 @@ QUIET = {
 
 def environment() -> dict[str, str]:
     """Ours, without what looks like a secret and what steers a shell; pagers and prompts off."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not (re.fullmatch(STEERING, name) or is_secret(name, value))
-    }
+    kept = {name: value for name, value in os.environ.items() if _is_passed_on(name, value)}
     return kept | {"PATH": clean_path(os.environ.get("PATH", ""))} | QUIET
+
+
+@lru_cache(1024)  # each command asks about all variables, and they hardly ever change
+def _is_passed_on(name: str, value: str) -> bool:
+    return not (re.fullmatch(STEERING, name) or is_secret(name, value))
 
 
 def clean_path(path: str) -> str:
