@@ -7,9 +7,11 @@ before every request, so that a session is usable after anything; it is pure and
 from __future__ import annotations
 
 import json
+import operator
 import time
 from typing import Any
 
+from coder.providers.request import common_prefix
 from coder.providers.text import mend_all, new_id, safe_name
 from coder.providers.text import text_of as text_of
 from coder.types import Message, ToolResult, Usage
@@ -324,7 +326,7 @@ class History:
 
     def repair(self) -> None:
         messages = self.messages
-        known = common_prefix(self._repaired, messages)
+        known = common_prefix(self._repaired, messages, operator.is_)
         if known == len(messages) == len(self._repaired):
             return
         # The last turn again: results of its calls may be among the new messages
@@ -336,11 +338,3 @@ class History:
             self._call_ids -= {call["id"] for call in calls_of(message)}
         messages[known:] = repair(messages[known:], self._call_ids)
         self._repaired[known:] = messages[known:]
-
-
-def common_prefix(old: list[Message], new: list[Message]) -> int:
-    """How many messages at the beginning of both lists are the same objects."""
-    for index, (before, after) in enumerate(zip(old, new)):
-        if before is not after:
-            return index
-    return min(len(old), len(new))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -27,6 +28,7 @@ BUDGETS: dict[str, int] = {
     "high": 2048,
     "xhigh": 2048,
 }
+Same = Callable[[Message, Message], bool]
 NEEDED = {"model", "tools", "stream"}  # always sent
 SYSTEM = {"system", "developer"}
 CALL = {"id", "type", "function"}
@@ -137,7 +139,7 @@ class RequestEncoder:
         before = self._encoded
         if before.rejected != rejected:
             before = Encoded(rejected)
-        unchanged = common_prefix(before.messages, messages)
+        unchanged = common_prefix(before.messages, messages, operator.eq)
         rounds = [known for known in before.rounds if known.end <= unchanged]
         rounds = rounds[:-1]  # the last one may go on
         start = rounds[-1].end if rounds else 0
@@ -151,14 +153,13 @@ class RequestEncoder:
         return rounds
 
 
-def common_prefix(before: Sequence[Any], now: Sequence[Any]) -> int:
-    """How many items at the beginning are equal."""
-    length = 0
-    for old, new in zip(before, now):
-        if old != new:
-            break
-        length += 1
-    return length
+def common_prefix(old: list[Message], new: list[Message], same: Same) -> int:
+    """How many messages at the beginning of both lists are the same.
+
+    There may be thousands, and this runs several times in a step: so no loop of Python's.
+    """
+    alike = list(map(same, old, new))
+    return len(alike) if all(alike) else alike.index(False)
 
 
 def _starts_of_rounds(messages: list[Message], start: int) -> list[int]:

@@ -13,6 +13,7 @@ at most the answer that was coming.
 from __future__ import annotations
 
 import logging
+import operator
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Generator
@@ -22,8 +23,8 @@ from typing import Any
 
 from coder import events
 from coder.events import Event
-from coder.history import calls_of, checked_message, common_prefix, now
-from coder.providers.request import copied
+from coder.history import calls_of, checked_message, now
+from coder.providers.request import common_prefix, copied
 from coder.providers.text import mend
 from coder.sessions.database import DamageError, StoreError
 from coder.sessions.store import Row, SessionInfo, SessionLock, Store, dumps, to_model_messages
@@ -139,7 +140,7 @@ class Recorder:
             rows = self._match(self._read_rows())
         # A failure leaves it unknown, and so does an interrupt after the commit
         self._rows = None
-        known = common_prefix([row.message for row in rows], self.messages)
+        known = common_prefix([row.message for row in rows], self.messages, operator.is_)
         is_same = len(rows) == len(self.messages) == known
         if is_same and not self._waiting and all(row.copy == row.message for row in rows):
             self._rows = rows
