@@ -307,6 +307,8 @@ def remarks(answer: Completion, sent: bytes, window: int) -> Iterator[str]:
     """What the user should know: a server that must have dropped messages."""
     usage = answer.usage
     has_few_tokens = MAX_CHARS_PER_TOKEN * usage.input < len(sent)
+    if len(sent) <= 16_000 or not has_few_tokens:
+        return
     is_certain = not (usage.estimated or usage.cached or b'"image_url"' in sent)
-    if len(sent) > 16_000 and has_few_tokens and is_certain:
+    if is_certain:
         yield DROPPED.format(window=window)
