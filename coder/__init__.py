@@ -5,12 +5,12 @@
     for event in run_loop([], ChatModel("gpt-5"), prompt="Say hello."):
         print(event)
 
-The core is in this folder: types, events, abort, loop, model_call, tool_calls, run, toolset, arguments,
-hooks, history, ai, in the reading order of docs/reading-guide.md. Everything else is in a folder of its own
-that begins with an __init__.
+The core is in this folder: types, events, abort, loop, model_call, tool_calls, run, toolset,
+arguments, hooks, history, ai, in the reading order of docs/reading-guide.md. Everything else is in
+a folder of its own that begins with an __init__.
 
-Importing the package does nothing: no folder, no output, no network, no .env. A public name is loaded when
-it is first used.
+Importing the package does nothing: no folder, no output, no network, no .env. A public name is
+loaded when it is first used.
 """
 
 __version__ = "0.1.0"

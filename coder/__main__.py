@@ -6,8 +6,9 @@ import sys
 def main() -> int:
     """Start the command line, without the current folder on the path: it may hold another rich.py.
 
-    Nothing is imported before this but what Python has loaded by then. Under plain `python -m coder` a folder `coder` in the
-    current one is imported instead of this package, before this runs; not under the console script or `python -P -m coder`.
+    Nothing is imported before this but what Python has loaded by then. Under plain `python -m
+    coder` a folder `coder` in the current one is imported instead of this package, before this
+    runs; not under the console script or `python -P -m coder`.
     """
     try:
         import os
@@ -20,7 +21,7 @@ def main() -> int:
         import gc
         import signal
 
-        gc.disable()  # until the application stands (`collect_garbage`): imports leave nothing to collect
+        gc.disable()  # until the start is over (`collect_garbage`): imports leave no garbage
 
         # An exception in the middle of an import would be lost, or its lock kept
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
@@ -35,7 +36,7 @@ def main() -> int:
 
 
 def leave(code: int) -> None:
-    """End the process without taking the interpreter apart, which takes longer than many a start."""
+    """End the process without taking the interpreter apart, which takes long."""
     import atexit
     import os
 

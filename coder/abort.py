@@ -1,10 +1,10 @@
 """Abort: one cancel token for a run.
 
-Setting it shuts the socket of the stream, and stops tools, waits, hooks and sub-agents. A time limit is an
-abort with the reason "max_time".
+Setting it shuts the socket of the stream, and stops tools, waits, hooks and sub-agents. A time
+limit is an abort with the reason "max_time".
 
-Python code that neither waits nor looks at the token is not interrupted. In the main thread Ctrl+C does that
-(KeyboardInterrupt); cli/ uses both.
+Python code that neither waits nor looks at the token is not interrupted. In the main thread Ctrl+C
+does that (KeyboardInterrupt); cli/ uses both.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ TICK = 0.05  # seconds between two checks of the token while waiting
 
 
 class Abort:
-    """Set once, from any thread or signal handler; stays set. Holds no lock, so that a signal handler may set it."""
+    """Set once, from any thread or signal handler; stays set. Holds no lock, so that a signal
+    handler may set it."""
 
     def __init__(self) -> None:
         self.reason = ""  # "" until set
         self._callbacks: list[Callable[[], None]] = []
 
     def set(self, reason: str = "aborted") -> None:
-        """Cancel. The first reason counts; callbacks run in the calling thread and must not raise."""
+        """Cancel. The first reason counts. Callbacks run in this thread and must not raise."""
         self.reason = self.reason or reason
         for callback in list(self._callbacks):
             callback()
@@ -52,7 +53,7 @@ class Abort:
 
     @contextmanager
     def calling(self, callback: Callable[[], None]) -> Iterator[None]:
-        """While inside, `callback` is called when the token is set, and at once if it is set already.
+        """While inside, `callback` is called when the token is set, at once if it was before.
 
         It may be called twice: make it harmless.
         """
@@ -66,7 +67,8 @@ class Abort:
 
     @contextmanager
     def child(self, max_seconds: float | None = None) -> Iterator[Abort]:
-        """A token for a part of the work: set with this one, or as "max_time" after `max_seconds`, or alone."""
+        """A token for a part of the work: set with this one, or as "max_time" after `max_seconds`,
+        or alone."""
         token = Abort()
         clock = threading.Timer(max_seconds or 0, token.set, ("max_time",))
         clock.daemon = True
@@ -82,8 +84,8 @@ class Abort:
 def run_in_thread(work: Callable[[], T], check: Callable[[], object], name: str) -> T:
     """What `work` returns or raises, run in a worker thread.
 
-    `check` is called every TICK seconds; if it raises, the thread goes on alone, since Python cannot
-    end it.
+    `check` is called every TICK seconds; if it raises, the thread goes on alone, since Python
+    cannot end it.
     """
     values: list[T] = []
     errors: list[BaseException] = []

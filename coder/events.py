@@ -1,4 +1,5 @@
-"""The events that come out of a run: everything that a user interface, a session store or a trace needs.
+"""The events that come out of a run: everything that a user interface, a session store or a trace
+needs.
 
     for event in run_loop(messages, model, tools):
         match event:
@@ -7,12 +8,13 @@
             case ToolStart(title=title):
                 print(title)
 
-`Event` is the union of all classes, so that `match` and `event.type == "..."` narrow for a type checker.
-`to_dict()` is the line of `--output-format stream-json`. An event with a `reply` method asks something: the
-consumer calls it before it takes the next event; without a reply the answer is no.
+`Event` is the union of all classes, so that `match` and `event.type == "..."` narrow for a type
+checker. `to_dict()` is the line of `--output-format stream-json`. An event with a `reply` method
+asks something: the consumer calls it before it takes the next event; without a reply the answer is
+no.
 
-Tools and hooks that report or ask something while they work are generators: they yield events and return
-their value.
+Tools and hooks that report or ask something while they work are generators: they yield events and
+return their value.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ State = Literal[
 
 @dataclass_transform(field_specifiers=(field,))
 class BaseEvent:
-    """Base of all events: makes a dataclass of each subclass. `type` is the name of the class in snake_case."""
+    """Base of all events: makes a dataclass of each subclass. `type` is its name in snake_case."""
 
     def __init_subclass__(cls) -> None:
         dataclass(cls)
@@ -42,7 +44,7 @@ class BaseEvent:
             cls.type = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()  # type: ignore[attr-defined]
 
     def to_dict(self) -> dict[str, Any]:
-        """{"type": ..., fields by name}. Fields with repr=False (replies, whole histories) are left out."""
+        """{"type": ..., fields by name}, without those with repr=False (replies, histories)."""
         return {"type": getattr(self, "type", "event")} | _fields_of(self)
 
 
@@ -63,7 +65,7 @@ def _json_of(value: Any) -> Any:
     return value
 
 
-# ---- a run and its steps ---------------------------------------------------------------------------------
+# ---- a run and its steps -------------------------------------------------------------------------
 
 
 class RunStart(BaseEvent):
@@ -71,7 +73,7 @@ class RunStart(BaseEvent):
 
 
 class RunEnd(BaseEvent):
-    """`text` is the answer, or why there is none. `error`: the failed model call, if one ended the run."""
+    """`text` is the answer, or why there is none. `error`: the model call that ended the run."""
 
     type: ClassVar[Literal["run_end"]] = "run_end"
     stop_reason: StopReason
@@ -120,7 +122,7 @@ class Retry(BaseEvent):
 
 
 class Compacted(BaseEvent):
-    """`before` and `after` are {"messages": n, "tokens": n}; `messages` is the list as it is now."""
+    """`before` and `after` are {"messages": n, "tokens": n}; `messages` is the new list."""
 
     type: ClassVar[Literal["compacted"]] = "compacted"
     trigger: Trigger
@@ -131,7 +133,7 @@ class Compacted(BaseEvent):
     messages: list[Message] = field(default_factory=list, repr=False)
 
 
-# ---- messages and their pieces ---------------------------------------------------------------------------
+# ---- messages and their pieces -------------------------------------------------------------------
 
 
 class MessageStart(BaseEvent):
@@ -163,7 +165,7 @@ class ToolCallDelta(BaseEvent):
     arguments: str
 
 
-# ---- tools -----------------------------------------------------------------------------------------------
+# ---- tools ---------------------------------------------------------------------------------------
 
 
 class ToolStart(BaseEvent):
@@ -197,7 +199,8 @@ class ToolEnd(BaseEvent):
 
 
 class Nested(BaseEvent):
-    """An event of a sub-agent's run; `session_id` is the sub-agent's, `call_id` the call that it works for."""
+    """An event of a sub-agent's run; `session_id` is the sub-agent's, `call_id` the call that it
+    works for."""
 
     type: ClassVar[Literal["nested"]] = "nested"
     agent: str
@@ -206,21 +209,24 @@ class Nested(BaseEvent):
     call_id: str = ""
 
 
-# ---- notices and questions -------------------------------------------------------------------------------
+# ---- notices and questions -----------------------------------------------------------------------
 
 
 class Notice(BaseEvent):
-    """What the user should know: a hook failed, a file was left out, the content filter stopped the answer."""
+    """What the user should know: a hook failed, a file was left out, the content filter stopped the
+    answer."""
 
     type: ClassVar[Literal["notice"]] = "notice"
     text: str
 
 
 class PermissionAsked(BaseEvent):
-    """`pattern` is the whole command or path that will be acted on; `remember` is what "always" would store,
-    "" if nothing can be; `detail` is a preview (a diff); `why` is the reason for an unexpected question.
+    """`pattern` is the whole command or path that will be acted on; `remember` is what "always"
+    would store, "" if nothing can be; `detail` is a preview (a diff); `why` is the reason for an
+    unexpected question.
 
-    `id` is the question's own, since one call can ask several; `call_id` is that of the call, as in ToolStart.
+    `id` is the question's own, since one call can ask several; `call_id` is that of the call, as in
+    ToolStart.
     """
 
     type: ClassVar[Literal["permission_asked"]] = "permission_asked"
@@ -236,7 +242,7 @@ class PermissionAsked(BaseEvent):
     is_answered: bool = field(default=False, repr=False)
 
     def reply(self, answer: Answer, reason: str = "", remember: str = "") -> None:
-        """`reason`: for the model, with "no". `remember`: with "always", another pattern to store."""
+        """`reason`: for the model, with "no". `remember`: with "always", another pattern."""
         self.answer = answer
         self.reason = reason
         if remember:
@@ -253,7 +259,8 @@ class PermissionReplied(BaseEvent):
 
 
 class QuestionAsked(BaseEvent):
-    """The model asks the user; without a reply the answer is empty. The ids are as in PermissionAsked."""
+    """The model asks the user; without a reply the answer is empty. The ids are as in
+    PermissionAsked."""
 
     type: ClassVar[Literal["question_asked"]] = "question_asked"
     id: str
@@ -269,7 +276,8 @@ class QuestionAsked(BaseEvent):
 
 
 class DoomLoop(BaseEvent):
-    """The same call for the `count`th time in a row. `reply(True)` lets it run. The ids are as in PermissionAsked."""
+    """The same call for the `count`th time in a row. `reply(True)` lets it run. The ids are as in
+    PermissionAsked."""
 
     type: ClassVar[Literal["doom_loop"]] = "doom_loop"
     name: str
@@ -300,7 +308,7 @@ def innermost(event: Event) -> Event:
 
 
 def hidden_usage(event: Event) -> Usage | None:
-    """The tokens of a hidden agent's run (such as a summary) at its `run_end`; no other total has them."""
+    """The tokens of a hidden agent's run (a summary) at its `run_end`: no other total has them."""
     while isinstance(event, Nested):
         if isinstance(event.event, RunEnd) and not event.session_id:
             return event.event.usage
@@ -308,11 +316,11 @@ def hidden_usage(event: Event) -> Usage | None:
     return None
 
 
-# ---- generators of events --------------------------------------------------------------------------------
+# ---- generators of events ------------------------------------------------------------------------
 
 Events: TypeAlias = Generator[Event, None, T]  # yields events, returns a T
 
-# What a tool or a hook may return: a value, or a generator that yields events and returns the value.
+# What a tool or a hook may return: a value, or a generator of events that returns the value.
 Outcome: TypeAlias = T | Generator[Event, None, T]
 
 
@@ -324,7 +332,8 @@ def resolve(outcome: Outcome[T]) -> Events[T]:
 
 
 class Returning(Generic[Y, T]):
-    """Iterate once over a generator, such as the events of a run; afterwards `value` is what the generator returned.
+    """Iterate once over a generator, such as the events of a run; afterwards `value` is what the
+    generator returned.
 
         with Returning(run_loop(messages, model)) as run:
             for event in run: ...

@@ -69,7 +69,8 @@ def stamp_usage(message: Message, usage: Usage, sent: int) -> None:
 
 
 def stamped_usage(messages: list[Message]) -> Usage:
-    """The tokens of the newest answer and of what was sent for it; zeros if other messages stand before it now.
+    """The tokens of the newest answer and of what was sent for it; zeros if other messages stand
+    before it now.
 
     `messages` have to be in order (repair).
     """
@@ -83,7 +84,7 @@ def stamped_usage(messages: list[Message]) -> Usage:
 
 
 def forget_usage(messages: list[Message]) -> None:
-    """Forget, in place, what was counted for the answers: the messages that were counted have been replaced."""
+    """Forget, in place, what was counted for the answers: other messages were counted."""
     for message in messages:
         if is_answer(message):
             message.get("meta", {}).pop("usage", None)
@@ -194,9 +195,10 @@ def repair(messages: list[Message], taken: set[str] | None = None) -> list[Messa
     """A list that every server accepts; messages that are in order are the same objects.
 
     Each message is checked (`checked_message`). Each call gets exactly one result, right after its
-    message and in its order; a missing one is made up. Results without a call and assistant messages
-    with neither text nor calls are dropped. Ids are made unique (`taken`: those used before this
-    list), names and arguments made acceptable. Messages with a custom role stay as they are.
+    message and in its order; a missing one is made up. Results without a call and assistant
+    messages with neither text nor calls are dropped. Ids are made unique (`taken`: those used
+    before this list), names and arguments made acceptable. Messages with a custom role stay as they
+    are.
     """
     taken = set() if taken is None else taken
     checked = [checked_message(message) for message in messages]
@@ -244,7 +246,8 @@ def _answer_calls(message: Message, results: list[Message], taken: set[str]) -> 
 
 
 def _take_result(results: list[Message], call_id: str) -> Message | None:
-    """The first result of this call; it is taken out of the list, since another call may have the same id."""
+    """The first result of this call; it is taken out of the list, since another call may have the
+    same id."""
     for index, result in enumerate(results):
         if result.get("tool_call_id") == call_id:
             return results.pop(index)

@@ -2,9 +2,10 @@
 
     hooks = HookChain(permissions, FunctionHooks(after_tool_call=redact))
 
-A hook is a plain method or a generator that yields events and returns its value. A ToolError (DeniedError) raised
-around a tool answers its call, a ModelError raised before a request fails it. Any other exception ends the
-run: it is a bug, and the history is left valid. extend/guard.py has a guard for hooks that may fail or hang.
+A hook is a plain method or a generator that yields events and returns its value. A ToolError
+(DeniedError) raised around a tool answers its call, a ModelError raised before a request fails it.
+Any other exception ends the run: it is a bug, and the history is left valid. extend/guard.py has a
+guard for hooks that may fail or hang.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from coder.types import Completion, Message, Request, ToolCall, ToolResult, Trig
 
 
 class Hooks:
-    """All hooks of a run. A method that is not overridden changes nothing; on_doom_loop asks the user."""
+    """All hooks of a run. One that is not overridden changes nothing; on_doom_loop asks the user."""
 
     def on_run_start(self, abort: Abort) -> Outcome[None]:
         """A run begins; `abort` is its token, for hooks that wait."""
@@ -31,8 +32,9 @@ class Hooks:
         """Look at the answer."""
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
-        """Change `call.arguments` in place, or return a result, which answers the call instead of the tool.
-        The arguments have the types of the tool's schema. Not called for a call whose arguments are unusable."""
+        """Change `call.arguments` in place, or return a result, which answers the call instead of
+        the tool. The arguments have the types of the tool's schema. Not called for a call whose
+        arguments are unusable."""
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> Outcome[ToolResult | None]:
         """Return another result, or None to keep it."""
@@ -42,15 +44,15 @@ class Hooks:
         return messages
 
     def convert_to_llm(self, messages: list[Message]) -> Outcome[list[Message]]:
-        """Return API messages instead of those with custom roles. What is left of those is not sent."""
+        """Return API messages instead of those with custom roles, which are not sent."""
         return messages
 
     def get_api_key(self) -> Outcome[str | None]:
         """Called before every model call; None keeps the model's own key."""
 
     def get_steering_messages(self) -> Outcome[Sequence[Message]]:
-        """Called at the start, before the end, and after each group of tools: messages then skip the
-        remaining calls."""
+        """Called at the start, before the end, and after each group of tools: messages then skip
+        the remaining calls."""
         return ()
 
     def get_follow_up_messages(self) -> Outcome[Sequence[Message]]:
@@ -60,14 +62,15 @@ class Hooks:
     def on_length(
         self, messages: list[Message], trigger: Trigger, usage: Usage, abort: Abort
     ) -> Outcome[bool]:
-        """The context may be too long: shorten `messages` in place and return True, or return False.
+        """The context may be too long: shorten `messages` in place; return whether you did.
 
-        Called with "threshold" before a request (`usage` is that of the last answer), with "length" and
-        "overflow" when the model ran into its limit; at most `max_compactions` times between two answers."""
+        Called with "threshold" before a request (`usage` is that of the last answer), with "length"
+        and "overflow" when the model ran into its limit; at most `max_compactions` times between
+        two answers."""
         return False
 
     def on_doom_loop(self, event: DoomLoop) -> Outcome[bool]:
-        """Return True to run the repeated call after all. The default asks the consumer of the events."""
+        """Return True to run the repeated call after all. The default asks the events' consumer."""
         yield event
         return event.allowed
 
@@ -98,9 +101,9 @@ class FunctionHooks(Hooks):
 class HookChain(Hooks):
     """Several hooks as one, called in order: each sees what those before it have changed.
 
-    How their answers become one: of `before_tool_call`, `get_api_key`, `on_length` and `on_doom_loop`
-    the first answer counts, queued messages are joined, and a changed list or result goes on to the
-    next hook.
+    How their answers become one: of `before_tool_call`, `get_api_key`, `on_length` and
+    `on_doom_loop` the first answer counts, queued messages are joined, and a changed list or result
+    goes on to the next hook.
     """
 
     def __init__(self, *hooks: Hooks) -> None:

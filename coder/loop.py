@@ -1,10 +1,12 @@
 """The agent loop: call the model, run the tools it asks for, and again, until it is done.
 
-Read `run_loop`, then `run_to_end`, `run_steps` and `run_step`. Asking the model, with retries and compaction, is
-model_call.py; running tools is tool_calls.py; the state of a run is run.py. Events come out, hooks go in.
+Read `run_loop`, then `run_to_end`, `run_steps` and `run_step`. Asking the model, with retries and
+compaction, is model_call.py; running tools is tool_calls.py; the state of a run is run.py. Events
+come out, hooks go in.
 
-The list of messages belongs to the caller and is extended in place. However a run ends (an answer, a limit,
-an error, an abort, Ctrl+C, a consumer that stops iterating), each tool call in it has exactly one result.
+The list of messages belongs to the caller and is extended in place. However a run ends (an answer,
+a limit, an error, an abort, Ctrl+C, a consumer that stops iterating), each tool call in it has
+exactly one result.
 """
 
 from __future__ import annotations
@@ -163,7 +165,7 @@ def take_queued_messages(run: Run) -> Events[None]:
 
 
 def unanswerable(messages: list[Message], hooks: Hooks) -> Events[str]:
-    """Why the list, also as the hooks convert it, has nothing that a model could answer; else ""."""
+    """Why a model has nothing to answer, also in the list as the hooks convert it; "" if it has."""
     problem = nothing_to_answer(messages)
     if problem:  # the hooks may convert a message with a role of the user's own
         converted = yield from resolve(hooks.convert_to_llm(messages))
@@ -172,7 +174,7 @@ def unanswerable(messages: list[Message], hooks: Hooks) -> Events[str]:
 
 
 def check_called(run: Run, end: End) -> Events[End]:
-    """Ask once more after an answer that only writes or announces a call; a second one fails the run."""
+    """Ask once more after an answer that only writes or announces a call; a second one fails."""
     names = list(run.offered.tools)
     if not names or end.stop_reason != "stop":
         return end

@@ -85,7 +85,7 @@ def end_of(answer: Completion, context_window: int) -> End | None:
 
 
 def compact(run: Run, trigger: Trigger) -> Events[bool]:
-    """Repair the list and let a hook shorten it, at most `max_compactions` times between two answers."""
+    """Repair the list and let a hook shorten it, `max_compactions` times between two answers."""
     run.history.repair()
     if run.last_usage is None:
         run.last_usage = stamped_usage(run.messages)  # an earlier run's

@@ -42,7 +42,7 @@ class Slips:
     hints: Mapping[str, str] = field(default_factory=dict)
 
     def mend(self, arguments: Arguments, own: Mapping[str, Any]) -> Arguments:
-        """The arguments as the tool's parameters `own` name them; uncertain ones stay as they are."""
+        """The arguments by the names of the tool's parameters `own`; uncertain ones stay."""
         mended = self._rename(unwrap(arguments, own), own)
         if self.convert is None:
             return mended

@@ -1,6 +1,6 @@
-"""Running the tool calls of one answer: hooks around each, repetitions refused, output truncated once.
+"""Running the tool calls of one answer: hooks around each, repetitions refused, output cut once.
 
-Start events and results come in the order of the answer. The tool set says which calls run together.
+Start events and results come in the order of the answer. The tool set says what runs together.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def run_tools(run: Run, why_not: str) -> Events[End | None]:
 
 
 def start_group(run: Run, group: list[OpenCall], why_not: str) -> Events[End | None]:
-    """Announce the calls of a group; those that are not to be run get their results. Returns as `run_tools`."""
+    """Announce the calls of a group; those that are not to be run get their results. Returns as
+    `run_tools`."""
     ended: End | None = None
     for opened in group:
         if run.abort.is_set:
@@ -121,7 +122,7 @@ def call_hook(
     hook: Callable[[ToolCall, T], Outcome[ToolResult | None]],
     given: T,
 ) -> Events[ToolResult | None]:
-    """The result that a hook before or after a tool returns or raises. Raises TypeError for another value."""
+    """The result that a hook of a tool returns or raises. Raises TypeError for another value."""
     try:
         result = yield from resolve(hook(opened.call, given))
     except Aborted:
@@ -155,7 +156,8 @@ def run_group(run: Run, calls: list[OpenCall]) -> Events[None]:
 
 
 def pass_on(run: Run, opened: OpenCall, event: Event) -> Events[None]:
-    """Pass on an event of a tool. Count a sub-agent's usage, keep the newest output, time the user's answers."""
+    """Pass on an event of a tool. Count a sub-agent's usage, keep the newest output, time the
+    user's answers."""
     if isinstance(event, events.Nested) and isinstance(event.event, events.RunEnd):
         run.usage += event.event.usage
     if isinstance(event, events.ToolUpdate):

@@ -1,7 +1,7 @@
 """The data of the agent: messages, calls, results, requests, answers, limits, errors.
 
-All other files use these types. No I/O, no policy and no imports from the package are here. The events that
-come out of a run are in events.py, the hooks that go into it in hooks.py.
+All other files use these types. No I/O, no policy and no imports from the package are here. The
+events that come out of a run are in events.py, the hooks that go into it in hooks.py.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ def ignore(sentence: str) -> None:
     """A report that nobody reads."""
 
 
-# A message is the API's dict: {"role": "user" | "assistant" | "tool", "content": ..., ...}. Private facts
-# (timestamp, is_error, ...) live under the key "meta"; a role that the API does not know is for the screen only.
-# Both are dropped by history.convert_to_llm. The list is what is sent: a message changed in place is sent changed.
+# A message is the API's dict: {"role": "user" | "assistant" | "tool", "content": ..., ...}. Private
+# facts (timestamp, is_error, ...) live under the key "meta"; a role that the API does not know is
+# for the screen only. Both are dropped by history.convert_to_llm. The list is what is sent: a
+# message changed in place is sent changed.
 Message = dict[str, Any]
 
 StopReason = Literal[
@@ -37,11 +38,12 @@ Reasoning = Literal["off", "minimal", "low", "medium", "high", "xhigh"]
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of one answer or of a whole run; `cached` is part of `input`, `reasoning` part of `output`.
+    """Tokens of one answer or of a whole run; `cached` is part of `input`, `reasoning` part of
+    `output`.
 
-    `estimated`: the server reported nothing, the numbers are an estimate. `cost`: in the currency of
-    the user's prices; None if a price is missing. In a sum, an empty usage does not make the cost
-    unknown.
+    `estimated`: the server reported nothing, the numbers are an estimate. `cost`: in the currency
+    of the user's prices; None if a price is missing. In a sum, an empty usage does not make the
+    cost unknown.
     """
 
     input: int = 0
@@ -95,10 +97,10 @@ class ToolResult:
 class Request:
     """One model call as the loop asks for it. A before_llm_call hook may change any field.
 
-    `messages` are wire messages without the system prompt. `tools` are the API's tool schemas: a tool that a
-    hook takes out is not run, and a Tool or a function that it adds is. `reasoning` "off" leaves it to the
-    server. `session_id` names the conversation for the provider's cache. `options` are further body fields
-    (temperature, ...), in the API's names.
+    `messages` are wire messages without the system prompt. `tools` are the API's tool schemas: a
+    tool that a hook takes out is not run, and a Tool or a function that it adds is. `reasoning`
+    "off" leaves it to the server. `session_id` names the conversation for the provider's cache.
+    `options` are further body fields (temperature, ...), in the API's names.
     """
 
     messages: list[Message]
@@ -112,7 +114,8 @@ class Request:
 
 @dataclass(slots=True)
 class Completion:
-    """One whole answer. `message` enters the history; `finish` is `finish_reason` in the four terms of Finish."""
+    """One whole answer. `message` enters the history; `finish` is `finish_reason` in the four terms
+    of Finish."""
 
     text: str
     calls: list[ToolCall]
@@ -123,7 +126,7 @@ class Completion:
     finish_reason: str = ""
 
 
-# ---- errors ----------------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 
 class CoderError(Exception):
@@ -132,7 +135,8 @@ class CoderError(Exception):
 
 @dataclass(eq=False)
 class ModelError(CoderError):
-    """A model call failed. `retryable` and `retry_after` (seconds) are facts for the retry policy to judge."""
+    """A model call failed. `retryable` and `retry_after` (seconds) are facts for the retry policy
+    to judge."""
 
     kind: ErrorKind
     message: str  # the server's text
@@ -165,12 +169,13 @@ class DeniedError(ToolError):
     """Permission was denied, by a rule or by the user."""
 
 
-# ---- limits and the result -------------------------------------------------------------------------------
+# ---- limits and the result -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a run stops by itself. `max_seconds` None is no limit; `max_errors` counts failed attempts in a row."""
+    """When a run stops by itself. `max_seconds` None is no limit; `max_errors` counts failed
+    attempts in a row."""
 
     max_steps: int = 25
     max_seconds: float | None = None
