@@ -72,8 +72,9 @@ class RequestEncoder:
         self.profile = profile
         self.extra = extra
         self.budgets = budgets
-        # replaced as a whole, since another thread may have a request, too
+        # Replaced as a whole, since another thread may have a request, too
         self._encoded = Encoded(frozenset())
+        self._tools: tuple[Any, bytes] = (None, b"")  # those of the newest request, and their JSON
 
     def encode(self, request: Request, rejected: frozenset[str] = frozenset()) -> bytes:
         """The JSON of a request without the members that the server has rejected.
@@ -81,13 +82,15 @@ class RequestEncoder:
         The messages come last, so that it begins with the one before it. Raises ModelError if it
         cannot be JSON.
         """
-        members = encode(self._make_members(request, rejected))
+        members = self._make_members(request, rejected)
+        tools = self._encode_tools(members.pop("tools", None))
         rounds = self._encode_rounds(request.messages, rejected)
         parts = [part.data for part in rounds if part.data]
         system = self._system_text(request)
         if system:
             parts.insert(0, encode({"role": "system", "content": system}))
-        return b'%s,"messages":[%s]}' % (members[:-1], b",".join(parts))
+        beginning = encode(members)[:-1] + tools
+        return b'%s,"messages":[%s]}' % (beginning, b",".join(parts))
 
     def _make_members(self, request: Request, rejected: frozenset[str]) -> JsonObject:
         """What is sent besides the messages. Values of the profile give way to `extra`, and those
@@ -107,6 +110,16 @@ class RequestEncoder:
         unwanted = {"messages", *LIMITS, *(rejected - NEEDED)}  # the conversation's follow
         body = {name: value for name, value in body.items() if name not in unwanted}
         return body | self._output_limit(options, rejected)
+
+    def _encode_tools(self, tools: list[Any] | None) -> bytes:
+        """The member "tools"; it is hardly ever another one than in the request before."""
+        if tools is None:
+            return b""
+        known, data = self._tools
+        if tools != known:
+            data = b',"tools":%s' % encode(tools)
+            self._tools = (copied(tools), data)
+        return data
 
     def _usable_options(self, request: Request) -> JsonObject:
         options = dict(request.options)

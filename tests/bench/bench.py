@@ -64,16 +64,24 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 
 
+VARIABLES = 60  # of the environment, as in a usual shell; each command is given them
+
+
 def environment(url: str, home: str) -> dict[str, str]:
-    return os.environ | {
-        "OPENAI_BASE_URL": url,
-        "OPENAI_MODEL": "m",
-        "HOME": home,
-        "XDG_DATA_HOME": home,
-        "XDG_CONFIG_HOME": home,
-        "PYTHONPATH": str(ROOT),
-        "TERM": "xterm-256color",
-    }
+    names = [f"SOME_SETTING_{number}" for number in range(VARIABLES - len(os.environ))]
+    return (
+        os.environ
+        | dict.fromkeys(names, "/usr/lib/some/folder:" * 10)
+        | {
+            "OPENAI_BASE_URL": url,
+            "OPENAI_MODEL": "m",
+            "HOME": home,
+            "XDG_DATA_HOME": home,
+            "XDG_CONFIG_HOME": home,
+            "PYTHONPATH": str(ROOT),
+            "TERM": "xterm-256color",
+        }
+    )
 
 
 def coder(*arguments: str) -> list[str]:
