@@ -104,16 +104,23 @@ def checked_message(value: Any) -> Message | None:
     if not isinstance(message.get("meta", {}), dict):
         del message["meta"]
     if message["role"] in ROLES:
-        if "tool_call_id" in message:
-            message["tool_call_id"] = as_text(message["tool_call_id"])
-        if message.get("content") is not None:
-            message["content"] = content_of(message["content"])
-        calls = message.pop("tool_calls", None)
-        if message["role"] == "assistant" and isinstance(calls, list):
-            checked = [_checked_call(call) for call in calls if isinstance(call, dict)]
-            if checked:
-                message["tool_calls"] = checked
+        message = _checked_fields(message)
     return value if message == value else message
+
+
+def _checked_fields(message: Message) -> Message:
+    """A message of the API, whose fields have their types."""
+    checked = dict(message)
+    if "tool_call_id" in checked:
+        checked["tool_call_id"] = as_text(checked["tool_call_id"])
+    if checked.get("content") is not None:
+        checked["content"] = content_of(checked["content"])
+    calls = checked.pop("tool_calls", None)
+    if message["role"] == "assistant" and isinstance(calls, list):
+        good = [_checked_call(call) for call in calls if isinstance(call, dict)]
+        if good:
+            checked["tool_calls"] = good
+    return checked
 
 
 def content_of(value: Any) -> str | list[dict[str, Any]]:

@@ -52,8 +52,6 @@ def ask(run: Run) -> Events[Completion | End]:
             continue
 
         yield from accept(run, answer)
-        if answer.finish == "content_filter":
-            yield events.Notice(FILTERED)
         return answer
 
 
@@ -173,6 +171,8 @@ def accept(run: Run, answer: Completion) -> Events[None]:
         stamp_usage(answer.message, answer.usage, len(run.messages))
         run.messages.append(answer.message)
     yield events.MessageEnd(answer.message)
+    if answer.finish == "content_filter":
+        yield events.Notice(FILTERED)
 
 
 def recognize_calls(run: Run, answer: Completion) -> None:

@@ -38,22 +38,22 @@ def run_tools(run: Run, why_not: str) -> Events[End | None]:
 
     Returns the End of a run that repeats itself.
     """
-    ended: End | None = None
+    end: End | None = None
     run.repetitions.begin_answer()
     while run.open_calls:
         # A group is one call alone, or neighbours that run side by side
         size = run.offered.group_size([opened.call for opened in run.open_calls])
         group = run.open_calls[:size]
-        end = yield from start_group(run, group, why_not)
-        yield from run_group(run, [opened for opened in group if opened.result is None])
+        repeated = yield from start_group(run, group, why_not)
+        yield from run_group(run, group)
         for opened in group:
             yield from run.add_result(opened)
 
-        # Calls that bring nothing new end the run
-        if run.repetitions.is_stuck and not ended and not end:
+        # A call that repeats itself ends the run, and so do calls that bring nothing new
+        end = end or repeated
+        if end is None and run.repetitions.is_stuck:
             end = yield from end_stuck(run, group[-1].call)
         if end:
-            ended = end
             why_not = NOT_RUN
 
         # A message that the user has queued comes before the calls that are left
@@ -62,7 +62,7 @@ def run_tools(run: Run, why_not: str) -> Events[End | None]:
             run.pending += steering
             if steering:
                 why_not = "Skipped due to queued user message."
-    return ended
+    return end
 
 
 def start_group(run: Run, group: list[OpenCall], why_not: str) -> Events[End | None]:
@@ -135,8 +135,9 @@ def call_hook(
     raise TypeError(f"the hook {name} returned {result!r:.80}, which is no ToolResult")
 
 
-def run_group(run: Run, calls: list[OpenCall]) -> Events[None]:
-    """Run the tools. An abort becomes the result of those that it stops."""
+def run_group(run: Run, group: list[OpenCall]) -> Events[None]:
+    """Run the tools of calls without a result. An abort becomes the result of those it stops."""
+    calls = [opened for opened in group if opened.result is None]
     works = [run.offered.run(opened.call, opened.ctx) for opened in calls]
     together = run.offered.together(works, run.abort)
     for opened in calls:
