@@ -275,6 +275,15 @@ def test_an_open_stdin_is_reported_and_read_until_it_ends_or_a_signal_comes(plac
     assert first.returncode == 0 and asked(server) == "say hello" and len(server.requests) == 1
 
 
+def test_a_late_signal_of_the_clock_ends_nothing(place: Place) -> None:
+    with serve(Reply("Hello.")) as server:
+        child = place.start(server=server)
+        assert child.stderr and "waiting for the end of stand" in child.stderr.readline()
+        child.send_signal(signal.SIGALRM)  # no run, so that the clock is off
+        assert child.communicate("hello", timeout=20)[0] == "Hello.\n"
+    assert child.returncode == 0
+
+
 # ---- the formats for programs --------------------------------------------------------------------
 
 RUN_END = {"stop_reason", "text", "usage", "steps", "error"}

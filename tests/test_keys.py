@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 import threading
 from base64 import b64encode
 from collections.abc import Iterator
@@ -751,3 +752,33 @@ def test_what_was_typed_before_the_start_is_not_lost(tmp_path: Path, typed: str,
         session.prompt()
         session.ready()
         assert session.leave() == 0 and users(server.requests[-1]) == [sent]
+
+
+STOPPED_DURING_A_WRITE = """
+import io, os, signal, sys
+from coder.cli import keys, process
+
+class Stopped(process.Output):
+    def write(self, data):
+        if bytes(data).startswith(b"hello"):
+            os.kill(os.getpid(), signal.SIGTSTP)  # no shell: the default action is nothing
+        return super().write(data)
+
+keys.keep_modes()
+sys.stdout = io.TextIOWrapper(io.BufferedWriter(Stopped(1, needed=True)), line_buffering=True)
+draw = lambda: print("drawn")
+with keys.tty_flags(off="ICANON"), keys.drawn_again(draw):
+    print("hello")
+print("over")
+"""
+
+
+def test_ctrl_z_during_a_write_breaks_nothing(tmp_path: Path) -> None:
+    child = pexpect.spawn(
+        sys.executable, ["-c", STOPPED_DURING_A_WRITE], cwd=ROOT, timeout=PATIENCE
+    )
+    child.expect_exact("over")
+    assert b"hello" in child.before and b"Traceback" not in child.before
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0

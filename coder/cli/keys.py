@@ -126,9 +126,11 @@ def _is_in_front() -> bool:
 
 
 def send(sequence: str) -> None:
+    """Send a sequence to the terminal, also if a signal has come during a write."""
     with contextlib.suppress(OSError, ValueError):
-        sys.stdout.write(sequence)
-        sys.stdout.flush()
+        with contextlib.suppress(RuntimeError):  # that write goes on when the handler has returned
+            sys.stdout.flush()
+        os.write(sys.stdout.fileno(), sequence.encode())
 
 
 def _restore() -> None:
@@ -149,7 +151,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
         if not now[LFLAG] & termios.ICANON:
             send(MARK_PASTES)
     if _at_continue and _is_in_front():
-        _at_continue[-1]()
+        with contextlib.suppress(RuntimeError):  # the signal came during a write of the row
+            _at_continue[-1]()
 
 
 @contextlib.contextmanager

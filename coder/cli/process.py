@@ -288,6 +288,8 @@ def graceful_shutdown() -> Iterator[None]:
     for number in ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, _exit)
+    # By default it would end the program, if the clock of `wake_up` is late or left on
+    signal.signal(signal.SIGALRM, ignore)
     sys.excepthook = _report_defect
     threading.excepthook = lambda args: _report_defect(*args[:3])
     try:
@@ -300,6 +302,8 @@ def graceful_shutdown() -> Iterator[None]:
             # the exit code
             for number in (*ENDING, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
 
 
 def begin_exit(code: int) -> bool:
