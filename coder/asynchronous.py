@@ -19,7 +19,10 @@ QUEUED = 100  # events that wait for a consumer that is slower than the run; the
 
 
 async def follow(run: Events[T], token: Abort) -> AsyncGenerator[Event, None]:
-    """The events of a run, which `token` aborts. To leave the loop aborts it, too, and waits for its end."""
+    """The events of a run, which `token` aborts.
+
+    To leave the loop aborts it, too, and waits for its end.
+    """
     loop = asyncio.get_running_loop()
     room = threading.Semaphore(QUEUED)
     arrived: asyncio.Queue[Event | None] = asyncio.Queue()

@@ -1,4 +1,6 @@
-"""The agents of a session: the one that works, and the sub-agents that work for it. Their models, hooks, tools, prompts.
+"""The agents of a session: the one that works, and the sub-agents that work for it.
+
+Their models, hooks, tools, prompts.
 
 A model gets the tools that it is trained on; a sub-agent may do nothing that its caller may not.
 """
@@ -34,7 +36,10 @@ LAST_SERVERS = 60.0  # seconds, if there is no later run
 
 
 class Crew:
-    """`agent` works, as `spec` says, with `model`. Raises CoderError for an agent that is not there."""
+    """`agent` works, as `spec` says, with `model`.
+
+    Raises CoderError for an agent that is not there.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -73,7 +78,9 @@ class Crew:
         return made
 
     def _take_servers(self, abort: Abort) -> Events[None]:
-        """Wait for the MCP servers that start; their tools come into the set of the run that begins."""
+        """Wait for the MCP servers that start; their tools come into the set of the run that
+        begins.
+        """
         servers = self.parts.servers
         assert servers
         yield from servers.wait(abort, LAST_SERVERS if self.options.one_task else LATE_SERVERS)
@@ -209,7 +216,9 @@ class Crew:
         return made
 
     def tools_for(self, model: str, read_only: bool) -> list[Tool]:
-        """The tools for a model of this name: built-in ones, the program's, of plugins and MCP servers."""
+        """The tools for a model of this name: built-in ones, the program's, of plugins and MCP
+        servers.
+        """
         is_gpt_5 = model.rsplit("/", 1)[-1].lower().startswith("gpt-5")
         tools: list[Tool] = [*(PATCHING if is_gpt_5 else TOOLS), *self.parts.extra_tools]
         if self.parts.servers:

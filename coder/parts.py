@@ -1,7 +1,8 @@
-"""The parts of a session: what is loaded from the files of the user and of the project, and what is started.
+"""The parts of a session: what is loaded from the files of the user and of the project, and what is
+started.
 
-All is loaded once, when the session is opened. What is wrong with a file is a ConfigError or a CoderError, in one line.
-What belongs to a module that was deleted is None, or empty.
+All is loaded once, when the session is opened. What is wrong with a file is a ConfigError or a
+CoderError, in one line. What belongs to a module that was deleted is None, or empty.
 """
 
 from __future__ import annotations
@@ -267,7 +268,10 @@ class Parts:
         return found
 
     def _load_prompt_files(self) -> PromptFiles | None:
-        """Load commands and skills, if there are any. The model may read the user's skills unasked."""
+        """Load commands and skills, if there are any.
+
+        The model may read the user's skills unasked.
+        """
         users = [self.config, *self._homes_of_skills()]
         projects = [self.cwd / name for name in (".coder", ".agents", ".claude")]
         if not any(_has_prompt_files(each) for each in users + projects):

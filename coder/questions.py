@@ -1,4 +1,5 @@
-"""Questions of a run that can be answered from anywhere: from any thread, at any time, by their ids.
+"""Questions of a run that can be answered from anywhere: from any thread, at any time, by their
+ids.
 
     questions = Questions(timeout=60)
     questions.put(event)                    # the run's thread
@@ -29,7 +30,10 @@ def question_in(event: Event) -> Question | None:
 
 
 class Questions:
-    """Those that wait for an answer. `timeout`: seconds after which the answer is no; None: no limit."""
+    """Those that wait for an answer.
+
+    `timeout`: seconds after which the answer is no; None: no limit.
+    """
 
     def __init__(self, timeout: float | None = None) -> None:
         self.timeout = timeout

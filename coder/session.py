@@ -4,11 +4,13 @@
         for event in session.prompt("Mend the tests."):
             print(event)
 
-What the command line has is switched on: sandbox, questions, rules, redaction, compaction, undo, instructions, skills,
-plugins, MCP servers, the conversation on disk. The terminal and the single task are built on it. It knows no screen, no
-flags, no signals and no current folder, so that several sessions can work in one process, each in a folder of its own.
+What the command line has is switched on: sandbox, questions, rules, redaction, compaction, undo,
+instructions, skills, plugins, MCP servers, the conversation on disk. The terminal and the single
+task are built on it. It knows no screen, no flags, no signals and no current folder, so that
+several sessions can work in one process, each in a folder of its own.
 
-One run at a time. `answer`, `cancel` and `questions` can be used in any thread; all else between runs.
+One run at a time. `answer`, `cancel` and `questions` can be used in any thread; all else between
+runs.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ NO_COMPACTION = "compaction is off (--no-compaction), or its module was deleted"
 class Session:
     """An agent at work in a folder. Made by `open`.
 
-    `agent` is the Agent, with its queues and its state; `permissions` say what is allowed. `notices`
-    are lines that a person should see, which a run passes on as events. `usage` is that of all runs,
-    `newest` that of the newest answer.
+    `agent` is the Agent, with its queues and its state; `permissions` say what is allowed.
+    `notices` are lines that a person should see, which a run passes on as events. `usage` is that
+    of all runs, `newest` that of the newest answer.
     """
 
     conversation: Conversation | None = None  # None: its module was deleted
@@ -134,7 +136,8 @@ class Session:
     # -- runs
 
     def prompt(self, text: str, images: Sequence[dict[str, Any]] = ()) -> Events[RunResult]:
-        """One run: its events, which end with `run_end`, and as the generator's value its RunResult.
+        """One run: its events, which end with `run_end`, and as the generator's value its
+        RunResult.
 
         `cancel` counts from here on. An image is one of Agent.prompt. Raises RuntimeError during a
         run. A question waits for its answer: that of its `reply`, before the next event is taken,
@@ -163,7 +166,10 @@ class Session:
         self.agent.abort()
 
     def compact(self, focus: str = "") -> Events[bool]:
-        """Shorten the conversation now, with what matters most in mind. Raises CoderError if that is off."""
+        """Shorten the conversation now, with what matters most in mind.
+
+        Raises CoderError if that is off.
+        """
         compaction, messages = self.crew.compaction, self.messages
         if compaction is None:
             raise CoderError(NO_COMPACTION)
@@ -242,17 +248,19 @@ class Session:
     ) -> bool:
         """Answer a question; from any thread. False if it no longer waits: the first answer counts.
 
-        `once`, `always` or `no` for a permission and a repeated call, any text for a question of the
-        model's. `reason`: for the model, with `no`. `remember`: with `always`, another pattern than
-        the question's own. Raises ValueError for another word.
+        `once`, `always` or `no` for a permission and a repeated call, any text for a question of
+        the model's. `reason`: for the model, with `no`. `remember`: with `always`, another pattern
+        than the question's own. Raises ValueError for another word.
         """
         return self._questions.answer(question_id, answer, reason, remember)
 
     # -- who works
 
     def use(self, *, agent: str = "", model: str | ChatModel = "") -> None:
-        """Continue as another agent, with another model, or both. Raises CoderError, and RuntimeError
-        during a run."""
+        """Continue as another agent, with another model, or both.
+
+        Raises CoderError, and RuntimeError during a run.
+        """
         self._check_idle()
         self.crew.use(agent, model)
         if self.conversation:
@@ -298,8 +306,10 @@ class Session:
         self._forget()
 
     def resume(self, which: str) -> None:
-        """Continue an older conversation, with its agent, by its id or name. Raises StoreError; then
-        the present one stays. Raises RuntimeError during a run."""
+        """Continue an older conversation, with its agent, by its id or name.
+
+        Raises StoreError; then the present one stays. Raises RuntimeError during a run.
+        """
         if self._kept_conversation().resume(which):
             self._continue()
 
@@ -324,7 +334,9 @@ class Session:
         return self.conversation
 
     def _continue(self, keep_agent: bool = False) -> None:
-        """Go on with the conversation that was taken up: as its agent, unless another one was named."""
+        """Go on with the conversation that was taken up: as its agent, unless another one was
+        named.
+        """
         self._forget()
         assert self.conversation
         name, place = self.conversation.recorder.info.agent, self.conversation.began_elsewhere

@@ -177,8 +177,7 @@ def tool(
         raise TypeError(f"tool {name} is async: tools are plain functions or generators")
     hints = typing.get_type_hints(function)
     signature = dict(inspect.signature(function).parameters)
-    contexts = [parameter for parameter in signature if hints.get(parameter) is ToolContext]
-    context = contexts[0] if contexts else ""
+    context = next((name for name in signature if hints.get(name) is ToolContext), "")
     signature.pop(context, None)
     doc = inspect.getdoc(function) or ""
     description, parameters = described_schema(f"tool {name}", doc, signature, hints)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coder.cli.main import parser
+from coder.cli.flags import parser
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
 from tests.terminal import Terminal, rendered

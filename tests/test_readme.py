@@ -20,7 +20,8 @@ from coder import events, types
 from coder.agent.profiles import BUILT_IN, load_agents
 from coder.cli.command_table import ALIASES, COMMANDS
 from coder.cli.commands import Commands
-from coder.cli.main import SUBCOMMANDS, parser, run
+from coder.cli.flags import parser
+from coder.cli.main import SUBCOMMANDS, run
 from coder.cli.one_shot import EXIT_CODES
 from coder.cli.process import INTERRUPTED, LIMIT, TRANSIENT, USAGE
 from coder.devtools.scripted import Body, Reply, ScriptedServer

@@ -110,10 +110,14 @@ class Agent:
         self.hooks = self._chain_hooks(hooks, functions)
         self.session = session
         if session:
-            if self.state.messages or session.taken:
-                raise ValueError("a session has its own messages, and belongs to one agent")
-            session.taken = True
-            self.state.messages = session.messages
+            self._take(session)
+
+    def _take(self, session: Record) -> None:
+        """Go on with the session's messages, and keep in it what comes."""
+        if self.state.messages or session.taken:
+            raise ValueError("a session has its own messages, and belongs to one agent")
+        session.taken = True
+        self.state.messages = session.messages
 
     def _chain_hooks(
         self, hooks: Hooks | Sequence[Hooks], functions: Mapping[str, Callable[..., Any] | None]

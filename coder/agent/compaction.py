@@ -4,7 +4,8 @@ goes on.
 First without a model: old tool output becomes a note (pruning.py). If that does not make enough
 room, one model call writes a summary of what is old:
 
-    [the user's messages] [the summary, the files changed, the checklist] [the newest steps, with results]
+[the user's messages] [the summary, the files changed, the checklist] [the newest steps, with
+results]
 
 If the newest user message has all of its steps after it, it follows the summary. The list is
 replaced at the very end, in one go: a failure before that leaves it as it was. Between two
@@ -181,11 +182,7 @@ class Compaction(Hooks):
         return []
 
     def _summarise(
-        self,
-        messages: list[Message],
-        window: int,
-        focus: str | None,
-        abort: Abort,
+        self, messages: list[Message], window: int, focus: str | None, abort: Abort
     ) -> Events[list[Message]]:
         """The list with a summary of what is old.
 
@@ -244,9 +241,7 @@ class Compaction(Hooks):
         """
         writer = self.writer or self.model
         limit = (_threshold(writer.context_window) - most) * CHARS_PER_TOKEN - len(self.prompt)
-        if task:
-            text = shortened(task, limit // 4).replace("</task", "<\\/task")
-            task = f"<task>\n{text}\n</task>\n\n"
+        task = _as_data(task, limit // 4)
         limit -= len(task.encode())
         order = f"Write the summary, in at most {most // 2} words."
         if focus:
@@ -279,6 +274,14 @@ def sum_up(model: Model, messages: list[Message], abort: Abort, prompt: str = ""
     request = _showing(conversation, prompt or SUM_UP, "Sum it up.")
     answer = yield from _ask("summary", model, request, abort)
     return answer.text.strip()
+
+
+def _as_data(task: str, limit: int) -> str:
+    """The task between tags that it cannot close; "" for none."""
+    if not task:
+        return ""
+    text = shortened(task, limit).replace("</task", "<\\/task")
+    return f"<task>\n{text}\n</task>\n\n"
 
 
 def _showing(conversation: str, system: str, order: str, task: str = "") -> Request:

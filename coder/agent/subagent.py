@@ -103,7 +103,9 @@ class Subagents:
         agent: str = "",
         task_id: str = "",
     ) -> Events[ToolResult]:
-        """Give a task to a sub-agent, which answers once and sees nothing of this conversation. Several run side by side.
+        """Give a task to a sub-agent, which answers once and sees nothing of this conversation.
+
+        Several run side by side.
 
         description: the task in 3 to 6 words
         prompt: all it has to know, and what to answer

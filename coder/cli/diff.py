@@ -43,39 +43,51 @@ def is_change(signed_row: tuple[str, Parts]) -> bool:
     return bool(signed_row[0])
 
 
+class Hunk:
+    """The numbers of the lines in a hunk, whose length its header tells."""
+
+    def __init__(self, header: re.Match[str]) -> None:
+        old, old_length, new, new_length = [int(number) for number in header.groups("1")]
+        self.old = old
+        self.old_end = old + old_length
+        self.new = new
+        self.new_end = new + new_length
+
+    @property
+    def is_open(self) -> bool:
+        return self.old < self.old_end or self.new < self.new_end
+
+    def count(self, sign: str) -> int:
+        """The number of the next line, which has this sign."""
+        number = self.old if sign == "-" else self.new
+        if sign != "+":
+            self.old += 1
+        if sign != "-":
+            self.new += 1
+        return number
+
+
 def signed_rows(lines: Sequence[str], shown: Callable[[str], str]) -> Iterator[tuple[str, Parts]]:
     """Each row with its sign: "-" or "+" if it is a changed line, "" for all others.
 
     The length of a hunk decides, so that no line of a file is taken for a header.
     """
-    old = new = 0  # the numbers of the next lines
-    old_end = new_end = 0  # those after the hunk
+    hunk: Hunk | None = None
     for line in lines:
         sign = line[:1] or " "  # an empty line is one of the context
-        text = shown(line[1:].expandtabs(4))
-        hunk = HUNK.match(line)
-        if sign == "-" and old < old_end:
-            yield sign, _row(old, sign, text)
-            old += 1
-        elif sign == "+" and new < new_end:
-            yield sign, _row(new, sign, text)
-            new += 1
-        elif sign == " " and new < new_end:
-            yield "", _row(new, sign, text)
-            old += 1
-            new += 1
-        elif hunk:
-            if old_end or new_end:  # of an earlier hunk
+        header = HUNK.match(line)
+        if hunk and hunk.is_open and sign in COLOURS:
+            text = shown(line[1:].expandtabs(4))
+            yield sign.strip(), _row(hunk.count(sign), sign, text)
+        elif header:
+            if hunk:
                 yield "", [("   ⋮", "dim")]
-            old = int(hunk[1])
-            new = int(hunk[3])
-            old_end = old + int(hunk[2] or 1)
-            new_end = new + int(hunk[4] or 1)
+            hunk = Hunk(header)
         elif sign == "\\":  # a remark, such as that no newline ends the file
             yield "", [(shown(line), "dim")]
         else:  # a name: another file begins
             yield "", [(shown(line), "bold")]
-            old_end = new_end = 0
+            hunk = None
 
 
 def _row(number: int, sign: str, text: str) -> Parts:

@@ -1,6 +1,7 @@
 """The command line: what is to be done, and with what; nothing slow is loaded before it is needed.
 
-`main` sets the process up, `run` does what the words ask for: a subcommand, one task, or a session at the prompt.
+`main` sets the process up, `run` does what the words ask for: a subcommand, one task, or a session
+at the prompt.
 """
 
 from __future__ import annotations
@@ -14,24 +15,21 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from coder import __version__
 from coder.cli import process
+from coder.cli.flags import parser
 from coder.permissions.sanitize import strip_controls
 from coder.settings import (
-    SETTINGS,
     ConfigError,
     Missing,
     Settings,
     config_folder,
     data_folder,
-    field_of,
     load,
     needed,
     optional,
-    program,
-    value_of,
 )
 from coder.tools.secrets import clean_path
 
@@ -42,14 +40,6 @@ if TYPE_CHECKING:
 
 SUBCOMMANDS = ("config", "demo", "export", "sessions", "trace")
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
-DESCRIPTION = """\
-A coding agent for the terminal. Without a PROMPT it opens a session; with one (or with text on stdin)
-it answers and exits. `%(prog)s --demo` shows it at work without a key."""
-BELOW = {
-    "exit codes": "0 done · 1 failed · 2 usage or configuration · 3 stopped by a limit · 75 try again later · 130 Ctrl+C",
-    "settings": "OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_MODEL and more: see `%(prog)s config`",
-    "also": "%(prog)s config, sessions, export ID, trace FILE (a run recorded with --trace), demo --port N",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             with process.graceful_shutdown():
                 return run(sys.argv[1:] if argv is None else argv)
         finally:
-            sys.stdout.flush()  # what fails at Python's own end would have a message and code of its own
+            # What fails at Python's own end would have a message and code of its own
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return process.INTERRUPTED
     except BrokenPipeError:  # the reader of the output has left, or the disk is full
@@ -72,7 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the words ask for; returns the exit code. What is wrong with them stands on stderr in one line."""
+    """Do what the words ask for; returns the exit code.
+
+    What is wrong with them stands on stderr in one line.
+    """
     try:
         check_clock()
         if argv and argv[0] in SUBCOMMANDS:
@@ -112,10 +106,6 @@ def open_session(settings: Settings, arguments: argparse.Namespace) -> Session:
     from coder.session import Session
     from coder.tools.processes import adopt_orphans
 
-    resume = arguments.resume or arguments.continue_
-    if resume and arguments.no_session:
-        flag = "-r" if arguments.resume else "-c"
-        raise ConfigError(f"--no-session and {flag} cannot be used together")
     # For the whole process, which no other program shares
     adopt_orphans()
     redaction = optional("coder.permissions.redact")
@@ -128,28 +118,30 @@ def open_session(settings: Settings, arguments: argparse.Namespace) -> Session:
         process.at_end.append(servers.close)
     session = Session.open(
         Path.cwd(),
-        agent=arguments.agent or "",
-        resume=resume or "",
-        rules=arguments.rules or (),
+        agent=arguments.agent,
+        resume=arguments.resume or arguments.continue_ or "",
+        rules=arguments.rules,
         ask=arguments.can_ask,
         yolo=arguments.yolo,
         keep=not arguments.no_session,
         one_task=arguments.one_task,
         compaction=not arguments.no_compaction,
         servers=servers,
-        system=arguments.system_prompt or "",
-        append_system=arguments.append_system_prompt or "",
+        system=arguments.system_prompt,
+        append_system=arguments.append_system_prompt,
         settings=settings,
         trace=arguments.trace,
     )
-    names = ", ".join(f"{path} (image)" for path, _ in arguments.image or ())
-    if names:
+    if arguments.image:
+        names = ", ".join(f"{path} (image)" for path, _ in arguments.image)
         session.notices.append(f"attached: {names}")
     return session
 
 
 def check_clock() -> None:
-    """Raises ConfigError for a time that does not fit into Python's own: no module that logs could be imported."""
+    """Raises ConfigError for a time that does not fit into Python's own: no module that logs could
+    be imported.
+    """
     try:
         time.time()
     except OverflowError:
@@ -167,7 +159,9 @@ def enter(folder: str) -> None:
 
 
 def prompt_of(arguments: argparse.Namespace) -> str:
-    """The words of the command line, and stdin where it is no terminal: alone it is the prompt, beside one its context."""
+    """The words of the command line, and stdin where it is no terminal: alone it is the prompt,
+    beside one its context.
+    """
     words = " ".join(arguments.prompt).strip()
     waits = arguments.print and not words
     piped = "" if arguments.interactive else process.read_stdin(always=waits)
@@ -178,7 +172,9 @@ def prompt_of(arguments: argparse.Namespace) -> str:
 
 @contextlib.contextmanager
 def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
-    """While inside, a scripted model is served, and the folder is a scratch copy of the broken project; its prompt."""
+    """While inside, a scripted model is served, and the folder is a scratch copy of the broken
+    project; its prompt.
+    """
     from coder.cli.screen import Screen
 
     demo = needed("coder.devtools.demo", "--demo")
@@ -198,26 +194,54 @@ def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def is_one_task(arguments: argparse.Namespace, prompt: str) -> bool:
-    """Whether to answer and exit, not to open a session. Raises ConfigError where neither can be done."""
+    """Whether to answer and exit, not to open a session. Raises ConfigError if neither can be done.
+
+    It adds to the arguments: `one_task`, `can_ask`, and `is_older` for a conversation to continue.
+    """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if arguments.interactive and not terminal:
         raise ConfigError("-i needs a terminal")
-    one_task = not arguments.interactive and bool(prompt or arguments.print or not terminal)
-    if one_task and arguments.resume == "":
-        raise ConfigError("-r needs the ID of a conversation here; `coder sessions` lists them")
-    if one_task and not prompt:
-        raise ConfigError("nothing to do: give a PROMPT, or text on stdin")
-    visible = sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
-    arguments.can_ask = terminal and (visible or not one_task)
+    is_wanted = prompt or arguments.print or not terminal
+    one_task = bool(is_wanted) and not arguments.interactive
+    if one_task:
+        check_task(arguments, prompt)
     arguments.one_task = one_task
+    arguments.can_ask = terminal and shows_questions(arguments)
+    arguments.is_older = arguments.continue_ or arguments.resume is not None
+    check_unkept(arguments)
     return one_task
+
+
+def shows_questions(arguments: argparse.Namespace) -> bool:
+    """Whether there is a screen for questions: in a session, and in a task that shows progress."""
+    if not arguments.one_task:
+        return True
+    return sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
+
+
+def check_unkept(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError if a conversation is to be continued that is not to be kept."""
+    if arguments.is_older and arguments.no_session:
+        flag = "-c" if arguments.resume is None else "-r"
+        raise ConfigError(f"--no-session and {flag} cannot be used together")
+
+
+def check_task(arguments: argparse.Namespace, prompt: str) -> None:
+    """Raises ConfigError if there is no task, or a list would have to be shown first."""
+    if arguments.resume == "":
+        raise ConfigError("-r needs the ID of a conversation here; `coder sessions` lists them")
+    if not prompt:
+        raise ConfigError("nothing to do: give a PROMPT, or text on stdin")
 
 
 # ---- the prompt ----------------------------------------------------------------------------------
 
 
 def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -> int:
-    """The session at the prompt. The prompt comes first; what is slow to load is loaded behind it."""
+    """The session at the prompt.
+
+    The prompt comes first; what is slow to load is loaded behind it.
+    """
     from coder.cli.input import Keyboard, Leave, mode
     from coder.cli.screen import Screen
 
@@ -240,7 +264,9 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
     show_top(screen, settings, arguments)
     _load_behind()
     process.raise_on_sigint()
-    at_once = [first] if first or arguments.continue_ or arguments.resume is not None else []
+    at_once = []
+    if first or arguments.is_older:
+        at_once.append(first)
     try:
         for entry in itertools.chain(at_once, keyboard.entries()):
             try:
@@ -291,101 +317,3 @@ def _load_behind() -> None:
     behind = threading.Timer(AFTER_PROMPT, import_all)
     behind.daemon = True
     behind.start()
-
-
-# ---- the flags -----------------------------------------------------------------------------------
-
-
-def read_rule(action: str, text: str) -> object:
-    return needed("coder.permissions.rules", "a rule").rule_of(text, action)
-
-
-def check_flag(name: str, flag: str, text: str) -> str:
-    """The text that a flag gives a setting. Raises ConfigError; an empty text counts as none."""
-    if text := text.strip():
-        value_of(name, text, flag)
-    return text
-
-
-def open_trace(path: str) -> object:
-    """The file of --trace. Raises ConfigError."""
-    try:
-        return needed("coder.devtools.trace", "--trace").Trace(path)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"--trace {path}: {why}") from None
-
-
-ON: dict[str, Any] = {"action": "store_true"}
-# The names, what the value is called ("": a switch), the help; FURTHER has what else argparse has to know. Paths are those of
-# the folder that the program is started in.
-FLAGS = (
-    ("-p --print", "", "answer and exit, also with no PROMPT on a terminal's stdin"),
-    ("-i --interactive", "", "open a session with PROMPT as its first entry"),
-    ("-c --continue", "", "continue the newest conversation of this folder"),
-    ("-r --resume", "WHICH", "continue a conversation, by number, name or ID; alone: choose one"),
-    ("--no-session", "", "keep nothing of this conversation on disk"),
-    ("--no-compaction", "", "never shorten the conversation; a full context ends the run"),
-    ("--agent", "NAME", "the agent: build (default), plan, or one of your own"),
-    ("--plan", "", "read and plan, change nothing: --agent plan"),
-    ("-y --yolo", "", "do not ask about commands and edits; what a rule denies stays denied"),
-    ("--allow", "RULE", "KIND or KIND:PATTERN to allow, such as edit or 'bash:git diff *'"),
-    ("--deny", "RULE", "KIND or KIND:PATTERN to deny; the last rule that matches decides"),
-    ("--output-format", "FORMAT", "text, json (one object) or stream-json (one event a line)"),
-    ("--system-prompt", "TEXT", "replace the system prompt"),
-    ("--append-system-prompt", "TEXT", "add to the system prompt"),
-    ("--image", "FILE", "attach an image to the first prompt; can be given again"),
-    ("-C --cwd", "DIR", "work in this folder"),
-    ("--trace", "FILE", "append all that is sent and received to FILE; `trace FILE` shows it"),
-    ("--demo", "", "repair a small broken project with a scripted model; no key, no network"),
-    ("--plain", "", "show answers as they come, without styles for their Markdown"),
-    ("-q --quiet", "", "no progress on stderr"),
-    ("-v --verbose", "", "show reasoning and whole outputs"),
-    ("--version", "", "show program's version number and exit"),
-)
-FURTHER: dict[str, dict[str, Any]] = {
-    "--cwd": {"default": "."},
-    "--continue": ON | {"dest": "continue_"},
-    "--resume": {"nargs": "?", "const": ""},
-    "--plan": {"dest": "agent", "action": "store_const", "const": "plan"},
-    "--plain": {"dest": "CODER_MARKDOWN", "action": "store_const", "const": "off"},
-    "--allow": {"dest": "rules", "action": "append", "type": partial(read_rule, "allow")},
-    "--deny": {"dest": "rules", "action": "append", "type": partial(read_rule, "deny")},
-    "--output-format": {"choices": ("text", "json", "stream-json"), "default": "text"},
-    "--image": {
-        "action": "append",
-        "type": lambda path: (path, needed("coder.cli.attach", "--image").image(path)),
-    },
-    "--trace": {"type": open_trace},
-    "--version": {"action": "version", "version": f"coder {__version__}"},
-}
-
-
-class Flags(argparse.ArgumentParser):
-    """A parser whose errors are a ConfigError, below the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        raise ConfigError(message)
-
-
-def parser() -> Flags:
-    """All flags. What one gives a setting is a text under the setting's name, None where it is not given."""
-    flags = Flags(prog=program(), usage="%(prog)s [FLAGS] [PROMPT]", description=DESCRIPTION)
-    about = "what to do; stdin next to it is context"
-    flags.add_argument("prompt", nargs="*", metavar="PROMPT", help=about)
-    for names, value, text in FLAGS:
-        options = FURTHER.get(names.split()[-1], {} if value else ON)
-        options = options | ({"metavar": value} if value else {})
-        flags.add_argument(*names.split(), help=text, **options)
-    for name, setting in SETTINGS.items():
-        if (given := setting.value) is not None:
-            flag = f"--{field_of(name).replace('_', '-')}"
-            words = ["-m", flag] if name == "OPENAI_MODEL" else [flag]
-            options = {"action": "store_const", "const": "on"}
-            if given:
-                options = {"metavar": given, "type": partial(check_flag, name, flag)}
-            flags.add_argument(*words, dest=name, help=setting.help, **options)
-    for title, text in BELOW.items():
-        flags.add_argument_group(title, text)
-    return flags

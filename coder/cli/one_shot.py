@@ -1,7 +1,8 @@
 """One task: a run whose answer goes to stdout, and its exit code.
 
-In text mode stdout carries the answer and nothing else; progress, questions and errors go to stderr. A terminal gets
-what the sanitiser leaves of the answer (sanitize.py); a pipe or a file gets the answer as it is, since a program reads it.
+In text mode stdout carries the answer and nothing else; progress, questions and errors go to
+stderr. A terminal gets what the sanitiser leaves of the answer (sanitize.py); a pipe or a file gets
+the answer as it is, since a program reads it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def one_shot(session: Session, arguments: argparse.Namespace, prompt: str) -> in
     if arguments.output_format != "text":
         show = Printer(session, session_id, arguments.output_format, progress)
     try:
-        images = [image for _, image in arguments.image or ()]
+        images = [image for _, image in arguments.image]
         run = session.prompt(session.parts.fill(prompt), images)
         result = interrupts.follow(run, session.agent.token, show)
         if arguments.quiet:  # otherwise progress has done so
@@ -284,6 +285,9 @@ def is_without_answer(result: RunResult) -> bool:
 
 
 def print_line(text: str) -> None:
-    """Print on stdout. Raises BrokenPipeError if it cannot be written; stderr has the reason (process.py)."""
+    """Print on stdout.
+
+    Raises BrokenPipeError if it cannot be written; stderr has the reason (process.py).
+    """
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

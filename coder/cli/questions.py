@@ -1,4 +1,6 @@
-"""Questions to the user during a run: all of what is decided on is shown, exactly, before an answer is taken."""
+"""Questions to the user during a run: all of what is decided on is shown, exactly, before an answer
+is taken.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,10 @@ class Prompter:
             self._ask_for_model(question, asks)
 
     def choose(self, values: Sequence[str], rows: Iterable[tuple[str, str]], question: str) -> str:
-        """The value whose number is entered, or what is entered. `rows`: of each a row, and what stands below it."""
+        """The value whose number is entered, or what is entered.
+
+        `rows`: of each a row, and what stands below it.
+        """
         width = self.screen.width - 1
         # The first row stays on the screen, above two rows for each, and the question
         room = shutil.get_terminal_size().lines // 2 - 2
@@ -178,7 +183,10 @@ class Prompter:
     # -- before a run
 
     def ask_trust(self, known: PromptFiles, files: Sequence[PromptFile]) -> bool:
-        """Show text of the project that would instruct the model, ask, keep a clear answer. Whether it is yes."""
+        """Show text of the project that would instruct the model, ask, keep a clear answer.
+
+        Whether it is yes.
+        """
         self.screen.line("This project brings text that would instruct the model:", "bold")
         for file in files:
             self._show_file(file, share=len(files))

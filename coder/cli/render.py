@@ -17,6 +17,11 @@ from coder.history import text_of
 from coder.providers.errors import happened
 
 NEARLY_FULL = 0.8  # of the context window
+# What an agent without a session does, by its name
+HIDDEN = {
+    "summary": "summing up the conversation",
+    "compaction": "shortening the conversation",
+}
 DONE = ("● ", "green")
 NOBODY = ("", "")  # in front of a call of the run's own agent
 MAX_LAST = 20  # calls whose outputs can be shown
@@ -104,12 +109,8 @@ class Renderer:
 
     def _show(self, event: Event, worker: Worker) -> None:
         match event:
-            case events.TextDelta():
-                self._wait("writing", self._idle_limit)
-            case events.ReasoningDelta():
-                self._wait("thinking", self._idle_limit)
-            case events.ToolCallDelta():
-                self._wait(f"{event.name} …", self._idle_limit)
+            case events.TextDelta() | events.ReasoningDelta() | events.ToolCallDelta():
+                self._wait(_coming(event), self._idle_limit)
             case events.StepStart() | events.Status(state="preparing"):
                 self._wait("thinking", self._first_limit)
             case events.RunStart():
@@ -122,13 +123,15 @@ class Renderer:
                 self._line("")
             case events.PermissionAsked() | events.DoomLoop() | events.QuestionAsked():
                 self._make_room(event)
-            case events.PermissionReplied():
-                self._wait(self._agent.activity)
-            case events.ToolStart() | events.ToolUpdate() | events.ToolEnd():
+            case (
+                events.PermissionReplied()
+                | events.ToolStart()
+                | events.ToolUpdate()
+                | events.ToolEnd()
+            ):
                 self._show_call(event, worker)
-            case Nested():  # of no session: a hidden agent
-                work = "summing up" if event.agent == "summary" else "shortening"
-                self._wait(f"{work} the conversation")
+            case Nested():
+                self._wait(HIDDEN.get(event.agent, HIDDEN["compaction"]))
             case _:
                 self._warn(event, worker)
 
@@ -226,8 +229,11 @@ class Renderer:
     # -- calls and their results
 
     def _show_call(
-        self, event: events.ToolStart | events.ToolUpdate | events.ToolEnd, worker: Worker
+        self,
+        event: events.PermissionReplied | events.ToolStart | events.ToolUpdate | events.ToolEnd,
+        worker: Worker,
     ) -> None:
+        """Show a call as it goes on, and what is being waited for then."""
         activity = ""
         match event:
             case events.ToolStart():
@@ -343,6 +349,16 @@ class Renderer:
             worker = Worker(self.screen.clock(), name, event.call_id)
             self._subagents[event.session_id] = worker
         return worker
+
+
+def _coming(event: Event) -> str:
+    """What the model does, by the piece of its answer that has come."""
+    match event:
+        case events.ToolCallDelta(name=name):
+            return f"{name} …"
+        case events.ReasoningDelta():
+            return "thinking"
+    return "writing"
 
 
 def _prefix(worker: Worker) -> str:

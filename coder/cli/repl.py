@@ -40,7 +40,10 @@ GO_ON = "Carry out this plan."
 
 
 class Repl:
-    """Do what the entries of one session ask for. An entry with `!` is a command of the user's own, run unasked."""
+    """Do what the entries of one session ask for.
+
+    An entry with `!` is a command of the user's own, run unasked.
+    """
 
     def __init__(
         self, session: Session, arguments: argparse.Namespace, screen: Screen, keyboard: Keyboard
@@ -69,7 +72,7 @@ class Repl:
         # What is not the default of who works and what is allowed
         keyboard.label = lambda: mode(session.spec.name, session.permissions.yolo)
         self.commands = Commands(self)
-        self.images = [image for _, image in arguments.image or ()]  # of the first prompt
+        self.images = [image for _, image in arguments.image]  # of the first prompt
         self.has_begun = False
         self.going_on = ""  # what an empty entry means
 
@@ -79,13 +82,12 @@ class Repl:
             return
         self.has_begun = True
         arguments = self.arguments
-        is_older = arguments.resume is not None or arguments.continue_
         if arguments.resume == "":
             self.commands.run("resume", "")
-        elif is_older:
+        elif arguments.is_older:
             self.replay()
         self.show_notices()
-        if is_older:
+        if arguments.is_older:
             self.screen.line()
         if first:
             self.screen.entry(first)
@@ -172,7 +174,10 @@ class Repl:
         return self._ask_model(text)
 
     def _ask_model(self, text: str) -> list[str]:
-        """One run. Returns what was entered during it; if the run did not end well, that stands at the prompt."""
+        """One run.
+
+        Returns what was entered during it; if the run did not end well, that stands at the prompt.
+        """
         text, images = self._attach(text.strip())
         ended_well = False
         with handling(signal.SIGINT, self.interrupts.count):
@@ -208,7 +213,9 @@ class Repl:
         return entries
 
     def _attach(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """The text and the images of an entry with `@path`, and those that wait for the first prompt."""
+        """The text and the images of an entry with `@path`, and those that wait for the first
+        prompt.
+        """
         images, self.images = self.images, []
         module = optional("coder.cli.attach") if "@" in text else None
         if module is None:
@@ -222,7 +229,9 @@ class Repl:
         return text, images + attached
 
     def _end_plan(self) -> list[str]:
-        """If the run has ended with a plan, ask whether to go on with it; returns the entry that follows."""
+        """If the run has ended with a plan, ask whether to go on with it; returns the entry that
+        follows.
+        """
         has_typed = bool(self.keyboard.early)
         if has_typed or not self._has_plan():
             return []
@@ -257,7 +266,9 @@ class Repl:
     # -- commands of the user's own
 
     def _run_command(self, command: str, add: bool) -> None:
-        """Run it with this terminal; with `add`, its output comes through a pipe, and the model reads it, too."""
+        """Run it with this terminal; with `add`, its output comes through a pipe, and the model
+        reads it, too.
+        """
         output = Output()
         sys.stdout.flush()
         # Ctrl+C and Ctrl+\ are for the command alone

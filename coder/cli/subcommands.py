@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from coder import settings
-from coder.cli.main import Flags
+from coder.cli.flags import Flags
 from coder.cli.process import raise_on_sigint
 from coder.cli.wording import session_line
 from coder.permissions.sanitize import strip_controls

@@ -1,4 +1,6 @@
-"""Typing while the agent works: a line steers it, `+line` waits until it is done, a command comes after the run."""
+"""Typing while the agent works: a line steers it, `+line` waits until it is done, a command comes
+after the run.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ BACKSPACE = "\x7f\b"
 class TypeAhead:
     """A worker thread reads single keys and shows them in the status row.
 
-    Nothing typed is lost: what no run has taken is the next entry, or stands at the next prompt if the run did not end
-    well.
+    Nothing typed is lost: what no run has taken is the next entry, or stands at the next prompt if
+    the run did not end well.
     """
 
     def __init__(self, screen: Screen, steering: Queue, follow_ups: Queue) -> None:
@@ -94,7 +96,10 @@ class TypeAhead:
                 keys = self._keys.read(awake)
 
     def take(self, keys: list[str]) -> str:
-        """Take the keys of one read; the entry, if Enter ends them. Lines that come at once were pasted, and are one."""
+        """Take the keys of one read; the entry, if Enter ends them.
+
+        Lines that come at once were pasted, and are one.
+        """
         for key in keys:
             self._take_key(key)
         if not keys or keys[-1] not in ENTER:

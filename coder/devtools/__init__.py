@@ -1,7 +1,7 @@
 """For building and teaching: traces, a scripted server and model, the demo, a relay.
 
-Promises: a trace has every byte that was sent and received, without keys; the scripted server speaks the real
-protocol, so that a test or a lesson needs no key and no network.
+Promises: a trace has every byte that was sent and received, without keys; the scripted server
+speaks the real protocol, so that a test or a lesson needs no key and no network.
 
 Read scripted.py first; trace.py describes the lines of a trace.
 """

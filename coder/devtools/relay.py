@@ -5,8 +5,8 @@
 
 It speaks the OpenAI protocol: a request goes on as it came, with the key instead of the token, and
 its answer comes back byte by byte, so any client of the protocol works. It listens on this machine;
-TLS and rates are the work of the web server in front of it. If tokens expire, the hook `get_api_key`
-gives ChatModel one for each call.
+TLS and rates are the work of the web server in front of it. If tokens expire, the hook
+`get_api_key` gives ChatModel one for each call.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST
 
     def _forward(self, body: bytes) -> None:
-        """Pass the request on, and the answer back. One that breaks off ends early, which clients notice."""
+        """Pass the request on, and the answer back.
+
+        One that breaks off ends early, which clients notice.
+        """
         server = self.server
         path = f"{server.base.path.rstrip('/')}{self.path.removeprefix('/v1')}"
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {server.key}"}

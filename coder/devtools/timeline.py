@@ -1,4 +1,6 @@
-"""Spans of time as a drawing in SVG, for a page without scripts: an axis with seconds, a row for each kind of span."""
+"""Spans of time as a drawing in SVG, for a page without scripts: an axis with seconds, a row for
+each kind of span.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Span:
 
 
 def draw(spans: Sequence[Span], begin: float, end: float) -> str:
-    """The drawing of all spans between two times, rows in the order in which their kinds come; "" without a span."""
+    """The drawing of all spans between two times, rows in the order in which their kinds come; ""
+    without a span.
+    """
     kinds = list(dict.fromkeys(span.kind for span in spans))
     if not kinds:
         return ""

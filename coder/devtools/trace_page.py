@@ -33,7 +33,10 @@ MEANING = (
 
 
 def show(file: str, html: str = "") -> str:
-    """The table of a trace; or the path of the page that was written. Raises OSError or TraceError."""
+    """The table of a trace; or the path of the page that was written.
+
+    Raises OSError or TraceError.
+    """
     with understood():
         recording = read(file)
         if not html:

@@ -55,8 +55,8 @@ COLUMNS = [
 class Exchange:
     """One request and its answer: their lines.
 
-    `nested`: made while a tool ran, so by a sub-agent. `previous`: the messages of the request before
-    it in the main conversation.
+    `nested`: made while a tool ran, so by a sub-agent. `previous`: the messages of the request
+    before it in the main conversation.
     """
 
     request: Record
@@ -92,7 +92,10 @@ class Exchange:
         return [float(record["t"] - self.request["t"]) for record in self.of(kind)]
 
     def seconds(self, given_up: float) -> float:
-        """How long its answer took. `given_up`: the time at which one without an end was given up."""
+        """How long its answer took.
+
+        `given_up`: the time at which one without an end was given up.
+        """
         ends = self.after("response_end")
         return ends[0] if ends else float(given_up - self.request["t"])
 
@@ -186,7 +189,9 @@ class Part:
 
 @dataclass
 class Recording:
-    """What a file holds: its runs, all requests (also those outside of runs), its first line about a model."""
+    """What a file holds: its runs, all requests (also those outside of runs), its first line about
+    a model.
+    """
 
     runs: list[Part] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)

@@ -232,25 +232,24 @@ def read_output(
     Returns why it has to be ended: "timeout" or "aborted"; "" if it has ended by itself.
     """
     pipe = Pipe(process)
-    drained_at = 0.0
-    while True:
-        # Both before the pipe is read: all that was written until then is in there
-        is_over = process.poll() is not None
-        is_aborted = abort.is_set
-        data = pipe.read(0 if is_over or is_aborted else TICK)
-        yield data
+    while process.poll() is None:
+        is_aborted = abort.is_set  # before the pipe is read: all written until then is in there
+        yield pipe.read(0 if is_aborted else TICK)
         if not pipe.is_open:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(TICK)
-        now = time.monotonic()
-        if is_over:
-            drained_at = drained_at or now + DRAIN
-            if not data or now > drained_at:
-                return ""
-        elif is_aborted:
+        if is_aborted:
             return "aborted"
-        elif now > deadline:
+        if time.monotonic() > deadline:
             return "timeout"
+    drained_at = time.monotonic() + DRAIN
+    data = pipe.read(0)
+    while data:
+        yield data
+        if time.monotonic() > drained_at:
+            break
+        data = pipe.read(0)
+    return ""
 
 
 class Pipe:

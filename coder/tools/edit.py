@@ -56,10 +56,7 @@ def edit(
     new = new_string.replace("\r\n", "\n")
     count = file.count(old) if replace_all else 0
     many = f" in {count} places" if count > 1 else ""
-    if count > 1 or (count and new):  # a single one that goes may take its line with it
-        text = _replace_all(file, old, new)
-    else:
-        text = file.spliced(_find_change(file, old, new, name))
+    text = _replaced(file, old, new, name, count)
     if text == file.text:
         raise ToolError(f"old_string and new_string are the same in {name}: nothing to do")
     changes, notes = yield from replace_text(ctx, target, state, file, text)
@@ -70,6 +67,20 @@ def edit(
     if file.has_changed or not is_as_asked or not lines:
         done += f"\n{shortened(changes)}"
     return ToolResult(done, details={"diff": changes, "path": str(target)})
+
+
+def _replaced(
+    file: Text,
+    old: str,
+    new: str,
+    name: str,
+    count: int,
+) -> str:
+    """The text of the file after the change; `count`: how often to replace, 0 for the only place."""
+    removes_one = count == 1 and not new  # which may take its line with it
+    if count and not removes_one:
+        return _replace_all(file, old, new)
+    return file.spliced(_find_change(file, old, new, name))
 
 
 def create_file(ctx: ToolContext, target: Path, content: str) -> Generator[Any, None, ToolResult]:

@@ -202,7 +202,8 @@ def _lack_all(
     may_lack_first = _may_lack_first(missing, old, new) and _follows_first(
         len(missing + indent_of(old)), new, below
     )
-    may_lack_all = _follows_all(missing, indent_of(old), new, below)
+    is_deep_enough = _least_indent(new) >= len(indent_of(old))
+    may_lack_all = is_deep_enough and _follows_all(missing, indent_of(old), new, below)
     if may_lack_first == may_lack_all:
         raise ToolError(UNCERTAIN)
     if may_lack_all:
@@ -250,8 +251,6 @@ def _follows_all(
     below: str,
 ) -> bool:
     """The same if all of them, which begin at `indent`, are moved by `missing`."""
-    if _least_indent(new) < len(indent):
-        return False
     first = new[0].strip()
     second = _second(new)
     last = len(indent_of(new[-1]))
@@ -269,11 +268,11 @@ def _follows_all(
     if level <= len(missing):
         return True
     # One level is less than all of them, but in brackets
-    if not column:
-        return False
     step = _step(missing + indent)
+    if level in (column, 2 * step):
+        return column > 0
     usual = step if column == len(first) else column  # if only the first line lacks it
-    return level in (column, 2 * step) or level != len(missing) + usual
+    return column > 0 and level != len(missing) + usual
 
 
 def _step(indent: str) -> int:

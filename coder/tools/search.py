@@ -61,12 +61,8 @@ def grep(
     if not target.is_dir():
         yield from workspace.ask_to_show(ctx, target)
     _check_pattern(pattern)
-    wanted = Wanted(
-        pattern,
-        ignore_case=ignore_case,
-        literal=literal,
-        context=min(max(0, context), MAX_CONTEXT),
-    )
+    context = min(max(0, context), MAX_CONTEXT)
+    wanted = Wanted(pattern, ignore_case=ignore_case, literal=literal, context=context)
     excerpt = Excerpt(max(1, limit))
     is_several = not literal and spans_lines(pattern)
     with contextlib.ExitStack() as stack:

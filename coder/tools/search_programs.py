@@ -138,7 +138,7 @@ class Search:
                     begins_group = False
             elif line.rstrip(b"\r") == b"--":
                 begins_group = True
-            elif len(self.notes) < MAX_NOTES:
+            else:
                 self._note(workspace.escaped(line.decode("utf-8", "replace"))[:MAX_SHOWN])
         if is_empty and self.code > 1 and (self.has_failed or not self.notes):
             raise ToolError(self._say_why())
@@ -152,7 +152,9 @@ class Search:
                 rest = last[:MAX_KEPT]
 
     def _note(self, text: str) -> None:
-        """Keep a line of a program's standard error."""
+        """Keep a line of a program's standard error, if there are not too many."""
+        if len(self.notes) >= MAX_NOTES:
+            return
         not_utf8 = NOT_UTF8.fullmatch(text)
         if not_utf8:
             text = f"{not_utf8[1]} was not searched: it is not UTF-8"

@@ -90,7 +90,8 @@ STEERING = (
 QUIET = {
     **dict.fromkeys(("PAGER", "GIT_PAGER", "MANPAGER"), "cat"),
     **dict.fromkeys(("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_ASKPASS", "SSH_ASKPASS"), "true"),
-    "GIT_SEQUENCE_EDITOR": "false",  # with `true`, git rebase -i would report success and do nothing
+    # With `true`, git rebase -i would report success and do nothing
+    "GIT_SEQUENCE_EDITOR": "false",
     "TERM": "dumb",
     "GIT_TERMINAL_PROMPT": "0",
     "SSH_ASKPASS_REQUIRE": "never",

@@ -200,7 +200,8 @@ def put_file(
 ) -> None:
     """Replace a file at once, by a file or by the link to `data`, as `mode` says.
 
-    Makes missing folders. `sync`: a power cut loses nothing (5 ms). Raises OSError; nothing changed.
+    Makes missing folders. `sync`: a power cut loses nothing (5 ms). Raises OSError; nothing
+    changed.
     """
     name = temporary_name()
     with folder_of(target, make=True) as folder:
