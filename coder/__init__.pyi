@@ -1,4 +1,6 @@
-"""What type checkers and editors see of the package: the public names, which __init__.py loads when they are used."""
+"""What type checkers and editors see of the package: the public names, which __init__.py loads
+when they are used.
+"""
 
 from coder.abort import Abort as Abort
 from coder.agent.agent import Agent as Agent

@@ -20,7 +20,10 @@ from coder.types import Completion, Message, Request, ToolCall, ToolResult, Trig
 
 
 class Hooks:
-    """All hooks of a run. One that is not overridden changes nothing; on_doom_loop asks the user."""
+    """All hooks of a run.
+
+    One that is not overridden changes nothing; on_doom_loop asks the user.
+    """
 
     def on_run_start(self, abort: Abort) -> Outcome[None]:
         """A run begins; `abort` is its token, for hooks that wait."""

@@ -277,7 +277,9 @@ class Session:
 
     @property
     def context_used(self) -> float:
-        """The share of the context window that the newest answer took, with what was sent for it."""
+        """The share of the context window that the newest answer took, with what was sent for
+        it.
+        """
         return (self.newest.input + self.newest.output) / max(1, self.model.context_window)
 
     def _check_idle(self) -> None:

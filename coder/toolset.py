@@ -356,7 +356,9 @@ def _as_tool(entry: Any) -> Any:
 
 
 def _call(called: Tool, arguments: Arguments, ctx: ToolContext) -> Generator[Event, None, Any]:
-    """Call the function; what a generator yields goes out: events as they are, the rest as updates."""
+    """Call the function; what a generator yields goes out: events as they are, the rest as
+    updates.
+    """
     if called.is_open:
         value = called.function(ctx, arguments)
     else:

@@ -156,7 +156,9 @@ class Compaction(Hooks):
         return {"messages": len(messages), "tokens": self._tokens(messages)}
 
     def _tokens(self, messages: list[Message], usage: Usage = Usage()) -> int:
-        """Tokens: what the server counted for the last request, and an estimate of what came since."""
+        """Tokens: what the server counted for the last request, and an estimate of what came
+        since.
+        """
         if not usage.input:
             newest = self._newest_request
             fixed = {"role": "system", "content": newest.system, "tools": newest.tools}

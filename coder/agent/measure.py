@@ -21,7 +21,9 @@ MARKER = 50  # bytes of truncate's marker
 
 
 def size(messages: Iterable[Message]) -> int:
-    """Bytes of these messages in a request; roles of the user's own are not sent and count nothing."""
+    """Bytes of these messages in a request; roles of the user's own are not sent and count
+    nothing.
+    """
     total = 0
     for message in messages:
         if message.get("role") in ROLES:

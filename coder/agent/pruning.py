@@ -127,7 +127,9 @@ def prune(messages: list[Message], window: int, keep: int = KEEP_TOOL_OUTPUT) ->
 
 
 def fair_share(outputs: list[Output], room: int) -> int:
-    """The most bytes that one output may have, so that all fit into `room`; small ones leave more."""
+    """The most bytes that one output may have, so that all fit into `room`; small ones leave
+    more.
+    """
     sizes = sorted(output.size for output in outputs)
     left = len(sizes)
     for needed in sizes:
@@ -170,7 +172,9 @@ def _may_go(output: Output) -> bool:
 
 
 def _is_replaced(output: Output, outputs: list[Output]) -> bool:
-    """Is it an edit's diff, or a read after which the whole file, or the same part, was read again?"""
+    """Is it an edit's diff, or a read after which the whole file, or the same part, was read
+    again?
+    """
     if output.name != "read":
         return output.name in EDITS
     for later in outputs:

@@ -106,7 +106,7 @@ class Keyboard(LineEditor):
         return text
 
     def _do_key(self, key: str, text: str) -> str:
-        """Do what the key in this line stands for; the line is shown at the next prompt."""
+        """Do what the key in this line means; the line is shown at the next prompt."""
         if not self._is_dumb:
             keys.send(erasure(self._prompt() + text.replace(key, "^X") + "\n"))
         text = text.replace(key, "")

@@ -65,14 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(argv: Sequence[str]) -> int:
     """Do what the words ask for; returns the exit code.
 
-    What is wrong with them stands on stderr in one line.
+    What is wrong with them is written to stderr in one line.
     """
     try:
         check_clock()
         if argv and argv[0] in SUBCOMMANDS:
             enter(".")
             return int(getattr(needed("coder.cli.subcommands", argv[0]), argv[0])(argv[1:]))
-        at = [*argv, "--"].index("--")  # argparse loses words behind it
+        at = [*argv, "--"].index("--")  # argparse loses words after it
         arguments = parser().parse_intermixed_args(argv[:at])
         arguments.prompt += argv[at + 1 :]
         enter(arguments.cwd)
@@ -159,8 +159,8 @@ def enter(folder: str) -> None:
 
 
 def prompt_of(arguments: argparse.Namespace) -> str:
-    """The words of the command line, and stdin where it is no terminal: alone it is the prompt,
-    beside one its context.
+    """The words of the command line, and stdin if it is no terminal: alone it is the prompt,
+    next to one its context.
     """
     words = " ".join(arguments.prompt).strip()
     waits = arguments.print and not words
@@ -240,7 +240,7 @@ def check_task(arguments: argparse.Namespace, prompt: str) -> None:
 def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -> int:
     """The session at the prompt.
 
-    The prompt comes first; what is slow to load is loaded behind it.
+    The prompt comes first; what is slow to load is loaded after it.
     """
     from coder.cli.input import Keyboard, Leave, mode
     from coder.cli.screen import Screen
@@ -262,7 +262,7 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
 
     keyboard.candidates = lambda before, word: session().commands.complete(before, word)
     show_top(screen, settings, arguments)
-    _load_behind()
+    _load_later()
     process.raise_on_sigint()
     at_once = []
     if first or arguments.is_older:
@@ -274,7 +274,7 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
                 session().take(entry)
             except KeyboardInterrupt:  # between an entry and its run: the entry is given up
                 first = ""
-                screen.line()  # behind the ^C
+                screen.line()  # after the ^C
     except Leave as leave:
         return int(leave.code or 0)
     finally:
@@ -285,7 +285,7 @@ def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -
 
 
 def show_top(screen: Screen, settings: Settings, arguments: argparse.Namespace) -> None:
-    """What stands above the first prompt: where the session is, and what is not as usual in it."""
+    """Show what is above the first prompt: where the session is, and what is not as usual in it."""
     agent, model = arguments.agent or "build", settings.model
     if agent not in ("build", "plan") or (config_folder() / "agents" / f"{agent}.md").exists():
         from coder.agent.profiles import choose, load_agents  # late: 9 ms
@@ -303,7 +303,7 @@ def show_top(screen: Screen, settings: Settings, arguments: argparse.Namespace) 
     screen.line()
 
 
-def _load_behind() -> None:
+def _load_later() -> None:
     """Import what the first run needs, while the user reads and types."""
     import threading
 
@@ -314,6 +314,6 @@ def _load_behind() -> None:
         for name in ("rich.cells", "coder.cli.repl"):
             optional(name)
 
-    behind = threading.Timer(AFTER_PROMPT, import_all)
-    behind.daemon = True
-    behind.start()
+    later = threading.Timer(AFTER_PROMPT, import_all)
+    later.daemon = True
+    later.start()

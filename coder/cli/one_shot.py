@@ -221,7 +221,9 @@ class Printer:
 
 
 def finish(arguments: argparse.Namespace, result: RunResult) -> int:
-    """Print the answer if it was not shown, and with -q why there is none; returns the exit code."""
+    """Print the answer if it was not shown, and with -q why there is none; returns the exit
+    code.
+    """
     if arguments.output_format == "text" and result.stop_reason != "aborted":
         print_answer(result, arguments.quiet)
     if result.stop_reason == "stop" and is_without_answer(result):

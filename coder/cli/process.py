@@ -344,7 +344,9 @@ def _force_exit(code: int) -> None:
 
 
 def _clean_up() -> None:
-    """Restore the terminal, kill the child processes, remove the temporary folder; perhaps twice."""
+    """Restore the terminal, kill the child processes, remove the temporary folder; perhaps
+    twice.
+    """
     for restore in at_end:
         restore()
     bash = sys.modules.get("coder.tools.bash")

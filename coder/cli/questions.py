@@ -77,7 +77,7 @@ class Prompter:
     def choose(self, values: Sequence[str], rows: Iterable[tuple[str, str]], question: str) -> str:
         """The value whose number is entered, or what is entered.
 
-        `rows`: of each a row, and what stands below it.
+        `rows`: of each a row, and what is below it.
         """
         width = self.screen.width - 1
         # The first row stays on the screen, above two rows for each, and the question
@@ -96,7 +96,7 @@ class Prompter:
         return by_number(values, answer)
 
     def ask_plan(self) -> str:
-        """Ask about the plan that stands above: "yes", "" for not now, or what to change in it.
+        """Ask about the plan above: "yes", "" for not now, or what to change in it.
 
         It takes a line, no single key: what one says about a plan may begin with any letter.
         """
@@ -253,7 +253,9 @@ def always_offers(question: PermissionAsked) -> dict[str, tuple[str, str]]:
 
 
 def _wider(question: PermissionAsked) -> tuple[str, str]:
-    """What else can be allowed for the session, in words and as a pattern; "" if there is nothing."""
+    """What else can be allowed for the session, in words and as a pattern; "" if there is
+    nothing.
+    """
     kind, stored = question.permission, question.remember
     if kind == "edit":
         return "edit here", stored

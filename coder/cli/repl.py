@@ -77,7 +77,7 @@ class Repl:
         self.going_on = ""  # what an empty entry means
 
     def begin(self, first: str) -> None:
-        """Show once what stands above the first entry, which the command line may have given."""
+        """Show once what is above the first entry, which the command line may have given."""
         if self.has_begun:
             return
         self.has_begun = True
@@ -95,7 +95,7 @@ class Repl:
     def close(self) -> None:
         """Close the session, and say how to continue the conversation."""
         self.session.close()
-        self.show_notices()  # what commands have left behind
+        self.show_notices()  # what commands have reported
         if self.session.is_kept and self.session.messages:
             way = f"{program()} -r {self.session.id}"
             self.screen.line(f"Continue this conversation: {way}", "dim")
@@ -174,9 +174,9 @@ class Repl:
         return self._ask_model(text)
 
     def _ask_model(self, text: str) -> list[str]:
-        """One run.
+        """Do one run.
 
-        Returns what was entered during it; if the run did not end well, that stands at the prompt.
+        Returns what was entered during it; if the run did not end well, that fills the prompt.
         """
         text, images = self._attach(text.strip())
         ended_well = False

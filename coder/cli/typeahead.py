@@ -26,7 +26,7 @@ BACKSPACE = "\x7f\b"
 class TypeAhead:
     """A worker thread reads single keys and shows them in the status row.
 
-    Nothing typed is lost: what no run has taken is the next entry, or stands at the next prompt if
+    Nothing typed is lost: what no run has taken is the next entry, or is in the next prompt if
     the run did not end well.
     """
 
@@ -36,7 +36,7 @@ class TypeAhead:
         self.follow_ups = follow_ups
         self.redact: Callable[[str], str] = str  # what is sent and kept
         self.stop: Callable[[], object] = int  # the run, at Esc; called in the worker thread
-        self.text = ""  # the line under way
+        self.text = ""  # the line so far
         self.commands: list[str] = []
         self.entered: list[str] = []  # all lines of the run
         self._keys = Keys()

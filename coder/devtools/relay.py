@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
             got = {name.lower(): value for name, value in answer.getheaders()}
             self._head(answer.status, {name: got[name] for name in RETURNED if name in got})
             with suppress(OSError, http.client.HTTPException):
-                # An error that names the key is read whole, since each piece could have a half of it
+                # An error that names the key is read whole: a piece could have a half of it
                 read = answer.read1 if answer.status == 200 else answer.read
                 while piece := read(65_536):
                     self.wfile.write(piece.replace(server.key.encode(), b"***"))

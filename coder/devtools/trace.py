@@ -18,7 +18,7 @@ event, with the event's fields, or one of these:
     reply        {"to": the type of the event that asked, "answer", "seconds": how long it took}
 
 Deltas are not recorded, since the chunks hold them. Keys are written as ***, from when they are
-known; one that a model writes in pieces stands in the chunks in pieces.
+known; one that a model writes in pieces is in the chunks in pieces.
 """
 
 from __future__ import annotations

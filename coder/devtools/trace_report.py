@@ -102,7 +102,9 @@ class Exchange:
 
 @dataclass
 class Part:
-    """A step, or a run with its steps: the lines from its start to its end, and the requests there."""
+    """A step, or a run with its steps: the lines from its start to its end, and the requests
+    there.
+    """
 
     records: list[Record] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)

@@ -76,7 +76,9 @@ def _replaced(
     name: str,
     count: int,
 ) -> str:
-    """The text of the file after the change; `count`: how often to replace, 0 for the only place."""
+    """The text of the file after the change; `count`: how often to replace, 0 for the only
+    place.
+    """
     removes_one = count == 1 and not new  # which may take its line with it
     if count and not removes_one:
         return _replace_all(file, old, new)

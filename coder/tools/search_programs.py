@@ -219,7 +219,9 @@ class Search:
         return [package, pattern, flags, str(wanted.context), *names]
 
     def _find(self, name: str) -> str:
-        """A program that reads rules of what is ignored, or ""; it would wait for rules in a pipe."""
+        """A program that reads rules of what is ignored, or ""; it would wait for rules in a
+        pipe.
+        """
         return "" if self.waits else find_program(name, self.ctx.cwd)
 
     def names(self) -> Iterator[str]:
