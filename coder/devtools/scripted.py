@@ -331,6 +331,17 @@ def _recorded_reply(exchange: Exchange) -> Reply:
     return reply
 
 
+def _failure(reply: Reply) -> ModelError | None:
+    """The error in which a reply ends, if it does."""
+    if reply.failure:
+        return reply.failure
+    if reply.status not in (0, 200):
+        return classify(reply.status, reply.error(), reply.headers)
+    if reply.close == "reset" or reply.status == 0:
+        return ModelError("network", "the connection broke", retryable=True)
+    return None
+
+
 class _Player(Endpoint):
     """An endpoint that plays one reply for each request."""
 
@@ -348,11 +359,7 @@ class _Player(Endpoint):
         end = ModelError("protocol", "the script is at its end, and the run asks for more")
         reply = next(self.replies, Reply(status=0, failure=end))
         abort.wait(reply.hold)
-        error = reply.failure
-        if reply.status not in (0, 200):
-            error = error or classify(reply.status, reply.error(), reply.headers)
-        elif reply.close == "reset" or not reply.status:
-            error = error or ModelError("network", "the connection broke", retryable=True)
+        error = _failure(reply)
         chunks = reply.body(body) if reply.status == 200 else ()
         if error and not chunks:
             raise error

@@ -2,9 +2,9 @@
 
     text = export(store, session_id, "md", redact=redactor(api_key))
 
-It has all messages ever, also those that a compaction has replaced, which are marked. The page needs no
-script and no network, and its policy allows neither; whatever a model or a tool wrote is text on it.
-Secrets are removed from every format.
+It has all messages ever, also those that a compaction has replaced, which are marked. The page
+needs no script and no network, and its policy allows neither; whatever a model or a tool wrote is
+text on it. Secrets are removed from every format.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from functools import cache
-from itertools import chain, repeat, takewhile
+from itertools import islice
 from typing import Any, Literal
 
 from coder.history import calls_of, checked_message, text_of
 from coder.permissions.redact import REMOVED, Redactor, redacted, without_secrets
 from coder.providers.profiles import REASONING, THINK
-from coder.sessions.store import Store, loaded
+from coder.sessions.store import SessionInfo, Store, loaded
 from coder.tools.secrets import is_secret
 from coder.types import Message
 
@@ -36,7 +36,7 @@ CONTROL = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x09, 0x0A})  # no
 
 
 def redactor(*secrets: str) -> Redact:
-    """Removes these values, secrets of the environment (by their names), and what looks like a secret."""
+    """Removes these values, secrets of the environment (by name), and what looks like a secret."""
     own = (value for name, value in os.environ.items() if is_secret(name))
     known = Redactor(*secrets, *own, instead=REMOVED)
     return lambda text: without_secrets(known.text(text))
@@ -44,38 +44,61 @@ def redactor(*secrets: str) -> Redact:
 
 def export(store: Store, session_id: str, format: Format, redact: Redact | None = None) -> str:  # noqa: A002 (its name everywhere)
     """The text of a file. Raises StoreError."""
-    redact, info = redact or redactor(), store.get(session_id)
-    parts = _rows(store, "part WHERE session = ? ORDER BY id", info.id)
-    messages = _rows(store, "message WHERE session = ? ORDER BY position", info.id)
-    of_message = defaultdict[int, list[dict[str, Any]]](list)
-    for part in parts:
-        of_message[part["message"]].append(part)
-    for row in messages:
-        row["parts"] = of_message[row["id"]]
-    todos = store.rows("SELECT text, status FROM todo WHERE session = ?", info.id)
-    stored = {"session": asdict(info), "messages": messages, "todos": [*map(dict, todos)]}
-    whole = redacted(stored, redact)
+    redact = redact or redactor()
+    info = store.get(session_id)
+    stored = redacted(_read(store, info), redact)
     if format == "json":
-        return json.dumps(whole, ensure_ascii=False, indent=2) + "\n"
-    heading = " ".join(redact(info.title or info.first[:80] or f"Session {info.id}").split())
-    usage, times = info.usage, f"{_format_time(info.created)} to {_format_time(info.updated)}"
-    used = f"{usage.input:,} tokens in ({usage.cached:,} cached), {usage.output:,} out"
-    cost = f"${usage.cost:.4f}" if usage.cost is not None else ""
-    facts = redact(_join_facts(info.id, info.model, info.directory, times, used, cost))
-    pieces = [("title", heading), ("facts", facts), *_pieces(whole["messages"])]
+        return json.dumps(stored, ensure_ascii=False, indent=2) + "\n"
+    heading = " ".join(redact(_title(info)).split())
+    pieces = [("title", heading), ("facts", redact(_facts(info))), *_pieces(stored["messages"])]
     if format == "md":
-        written = (FORMS[form][0](text) for form, text in pieces if text)
-        text = "\n\n".join(filter(None, written)) + "\n"
+        blocks = [FORMS[form][0](text) for form, text in pieces if text]
+        document = "\n\n".join(block for block in blocks if block) + "\n"
     else:
         body = "".join(FORMS[form][1](text) for form, text in pieces if text)
-        text = PAGE.format(html.escape(heading), body)
-    return text.translate(CONTROL)
+        document = PAGE.format(html.escape(heading), body)
+    return document.translate(CONTROL)
+
+
+def _read(store: Store, info: SessionInfo) -> dict[str, Any]:
+    """All that is stored of a session, each message with its parts."""
+    messages = _rows(store, "message WHERE session = ? ORDER BY position", info.id)
+    parts = _rows(store, "part WHERE session = ? ORDER BY id", info.id)
+    parts_of = defaultdict[int, list[dict[str, Any]]](list)
+    for part in parts:
+        parts_of[part["message"]].append(part)
+    for row in messages:
+        row["parts"] = parts_of[row["id"]]
+    todos = store.rows("SELECT text, status FROM todo WHERE session = ?", info.id)
+    return {
+        "session": asdict(info),
+        "messages": messages,
+        "todos": [dict(todo) for todo in todos],
+    }
+
+
+def _title(info: SessionInfo) -> str:
+    return info.title or info.first[:80] or f"Session {info.id}"
+
+
+def _facts(info: SessionInfo) -> str:
+    """The line below the title."""
+    usage = info.usage
+    times = f"{_format_time(info.created)} to {_format_time(info.updated)}"
+    used = f"{usage.input:,} tokens in ({usage.cached:,} cached), {usage.output:,} out"
+    cost = ""
+    if usage.cost is not None:
+        cost = f"${usage.cost:.4f}"
+    return _join_facts(info.id, info.model, info.directory, times, used, cost)
 
 
 def _rows(store: Store, which: str, session_id: str) -> list[dict[str, Any]]:
     """Rows of a table, with the values of their JSON."""
-    rows = map(dict, store.rows(f"SELECT * FROM {which}", session_id))
-    return [row | {name: loaded(row[name]) for name in JSON_COLUMNS & row.keys()} for row in rows]
+    rows = [dict(row) for row in store.rows(f"SELECT * FROM {which}", session_id)]
+    for row in rows:
+        for name in JSON_COLUMNS & row.keys():
+            row[name] = loaded(row[name])
+    return rows
 
 
 def _format_time(time: int) -> str:
@@ -84,7 +107,7 @@ def _format_time(time: int) -> str:
 
 
 def _join_facts(*facts: str) -> str:
-    return " · ".join(filter(None, facts))
+    return " · ".join(fact for fact in facts if fact)
 
 
 # ---- the transcript: pieces, each with the name of a form -----------------------------------------
@@ -93,79 +116,135 @@ Pieces = Iterator[tuple[str, str]]
 
 
 def _pieces(rows: Sequence[dict[str, Any]]) -> Pieces:
-    """Results stand with their calls, and a compaction is a note of its own."""
-    read = [(row, message) for row in rows if (message := checked_message(row["data"])) is not None]
-    for place, (row, message) in enumerate(read):
+    """Results are shown with their calls, and a compaction is a note of its own."""
+    read = []
+    for row in rows:
+        message = checked_message(row["data"])
+        if message is not None:
+            read.append((row, message))
+    for index, (row, message) in enumerate(read):
         for part in row["parts"]:
             if part["type"] == "compaction":
-                data = part["data"] or {}
-                before, after = data.get("before") or {}, data.get("after") or {}
-                figures = [f"{before[name]:,} → {after.get(name, 0):,} {name}" for name in before]
-                shown = ", ".join([str(data.get("trigger")), *figures])
-                yield "note", f"The conversation was shortened here ({shown})."
-        if message["role"] == "tool":
-            continue
-        meta, tokens, error = message.get("meta", {}), row["tokens"], row["error"]
-        kind = "summary" if meta.get("summary") else message["role"]
-        used = f"{tokens['input']:,} in, {tokens['output']:,} out" if tokens else ""
-        gone = "" if row["active"] else "no longer sent to the model"
-        yield "section", f"{re.sub('[^a-z]', '', kind)}{' gone' if gone else ''}"
-        yield (
-            "head",
-            _join_facts(kind.capitalize(), _format_time(meta.get("timestamp") or 0), used, gone),
-        )
-        thoughts = (message.get(name) for name in (*REASONING, THINK))
-        for thought in [each for each in thoughts if each and isinstance(each, str)][:1]:
-            yield from [("fold", "Thoughts"), ("code", thought), ("end fold", "-")]
-        yield "said" if kind == "assistant" else "quoted", _text(message)
-        following = (read[at][1] for at in range(place + 1, len(read)))
-        yield from _calls(row["parts"], message, following)
-        if error:
-            stopped = f"Stopped ({error.get('stop_reason')}): {error.get('message')}"
-            yield "stopped", " ".join(stopped.split())
-        yield "end section", "-"
+                yield "note", _compaction(part["data"] or {})
+        if message["role"] != "tool":
+            following = (later for _, later in islice(read, index + 1, None))
+            yield from _section(row, message, following)
+
+
+def _compaction(data: dict[str, Any]) -> str:
+    """What a compaction has done to the conversation, with its figures."""
+    before = data.get("before") or {}
+    after = data.get("after") or {}
+    facts = [str(data.get("trigger"))]
+    for name, count in before.items():
+        facts.append(f"{count:,} → {after.get(name, 0):,} {name}")
+    return f"The conversation was shortened here ({', '.join(facts)})."
+
+
+def _section(row: dict[str, Any], message: Message, following: Iterable[Message]) -> Pieces:
+    """A message that is no result, with the messages after it."""
+    meta = message.get("meta", {})
+    kind = "summary" if meta.get("summary") else message["role"]
+    css_class = re.sub("[^a-z]", "", kind)
+    gone = ""
+    if not row["active"]:
+        gone = "no longer sent to the model"
+        css_class += " gone"
+    used = ""
+    if row["tokens"]:
+        used = f"{row['tokens']['input']:,} in, {row['tokens']['output']:,} out"
+    time = _format_time(meta.get("timestamp") or 0)
+    yield "section", css_class
+    yield "head", _join_facts(kind.capitalize(), time, used, gone)
+    thought = _thought(message)
+    if thought:
+        yield "fold", "Thoughts"
+        yield "code", thought
+        yield "end fold", "-"
+    yield "said" if kind == "assistant" else "quoted", _text(message)
+    yield from _calls(row["parts"], message, following)
+    error = row["error"]
+    if error:
+        stopped = f"Stopped ({error.get('stop_reason')}): {error.get('message')}"
+        yield "stopped", " ".join(stopped.split())
+    yield "end section", "-"
+
+
+def _thought(message: Message) -> str:
+    """The first of the fields for reasoning that has text."""
+    for name in (*REASONING, THINK):
+        thought = message.get(name)
+        if thought and isinstance(thought, str):
+            return thought
+    return ""
 
 
 def _calls(
     parts: Sequence[dict[str, Any]], message: Message, following: Iterable[Message]
 ) -> Pieces:
-    """The calls of an answer with their results. The first result of a call is the original, a later one shortened."""
-    outputs: dict[str, str] = {}
-    for each in takewhile(lambda each: each["role"] != "assistant", following):
-        if each["role"] == "tool":
-            outputs.setdefault(each.get("tool_call_id") or "", _text(each))
+    """The calls of an answer with their results."""
+    outputs = _outputs(following)
     tools = (part for part in parts if part["type"] == "tool")
-    for call, part in zip(calls_of(message), chain(tools, repeat({}))):
-        data, state = part.get("data") or {}, part.get("state") or ""
-        title = " ".join((part.get("title") or call["function"]["name"]).split()) or "?"
-        took = f"{data['seconds']:.1f} s" if data.get("seconds") is not None else ""
-        yield "fold", _join_facts(title, took, "" if state == "completed" else state)
+    for call in calls_of(message):
+        part = next(tools, {})
+        data = part.get("data") or {}
+        yield "fold", _call_title(call["function"]["name"], part, data)
         yield "code", _arguments(call["function"]["arguments"])
         yield "code", outputs.get(call["id"], "")
         details = data.get("details")
-        diff = details.get("diff") if isinstance(details, dict) else ""
-        yield "diff", diff if isinstance(diff, str) else ""  # a plugin may put anything there
+        diff = details.get("diff") if isinstance(details, dict) else None
+        if isinstance(diff, str):  # a plugin may put anything there
+            yield "diff", diff
         yield "end fold", "-"
 
 
+def _outputs(following: Iterable[Message]) -> dict[str, str]:
+    """The results up to the next answer, by the id of their call.
+
+    The first result of a call is the original, a later one was shortened.
+    """
+    outputs: dict[str, str] = {}
+    for message in following:
+        if message["role"] == "assistant":
+            break
+        if message["role"] == "tool":
+            outputs.setdefault(message.get("tool_call_id") or "", _text(message))
+    return outputs
+
+
+def _call_title(name: str, part: dict[str, Any], data: dict[str, Any]) -> str:
+    title = " ".join((part.get("title") or name).split()) or "?"
+    seconds = data.get("seconds")
+    took = "" if seconds is None else f"{seconds:.1f} s"
+    state = part.get("state") or ""
+    if state == "completed":
+        state = ""
+    return _join_facts(title, took, state)
+
+
 def _text(message: Message) -> str:
+    """The text of a message, and a line for each part that is none."""
+    text = text_of(message)
+    lines = [text] if text else []
     content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    kinds = [str(part.get("type")).removesuffix("_url") for part in parts]
-    attached = [f"[{kind}]" for kind in kinds if kind != "text"]
-    return "\n".join(filter(None, [text_of(message), *attached]))
+    if isinstance(content, list):
+        for part in content:
+            kind = str(part.get("type")).removesuffix("_url")
+            if kind != "text":
+                lines.append(f"[{kind}]")
+    return "\n".join(lines)
 
 
 def _arguments(sent: str) -> str:
-    """One line for each argument; what is no object as it was sent."""
+    """A line for each argument; what is not an object as it was sent."""
     arguments = loaded(sent)
     if not isinstance(arguments, dict):
         return sent
-    texts = (
-        each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)
-        for each in arguments.values()
-    )
-    return "\n".join(map(": ".join, zip(arguments, texts)))
+    lines = []
+    for name, value in arguments.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        lines.append(f"{name}: {text}")
+    return "\n".join(lines)
 
 
 # ---- the forms ------------------------------------------------------------------------------------
@@ -173,20 +252,27 @@ def _arguments(sent: str) -> str:
 
 def _fence(text: str, language: str = "") -> str:
     """A code block whose fence is longer than any in the text."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    runs = re.findall("`+", text)
+    longest = max(map(len, runs), default=0)
+    fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def _colour_diff(diff: str) -> str:
     colours = {"+": ' class="add"', "-": ' class="cut"'}
-    return "".join(
-        f"<span{colours.get(line[:1], '')}>{line}\n</span>" for line in diff.splitlines()
-    )
+    spans = []
+    for line in diff.splitlines():
+        colour = colours.get(line[:1], "")
+        spans.append(f"<span{colour}>{line}\n</span>")
+    return "".join(spans)
 
 
 @cache
 def _renderer() -> Callable[[str], str]:
-    """What makes HTML of a model's Markdown, which nobody has to trust: none of its HTML, links to pages alone, no image."""
+    """What makes HTML of a model's Markdown, which nobody has to trust.
+
+    None of its HTML is kept and no image; its links lead to pages only.
+    """
     try:
         from markdown_it import MarkdownIt  # late: for a page only; rich brings it
     except ImportError:

@@ -5,9 +5,9 @@
         agent = Agent("gpt-5", session=session)
         run = session.watch(run_loop(session.messages, model, prompt="Go on."))  # without an Agent
 
-The active rows of a session are its list of messages, exactly; one that a compaction replaces stays,
-but is not active. The state of each tool call is written before the tool runs, so that a kill costs
-at most the answer that was coming.
+The active rows of a session are its list of messages, exactly; one that a compaction replaces is
+kept, but is not active. The state of each tool call is written before the tool runs, so that a
+kill costs at most the answer that was coming.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def fork(store: Store, session_id: str) -> str:
 
 
 class Recorder:
-    """Writes a session: a subscriber of its runs' events. Raises StoreError if another process has it.
+    """Writes a session: a subscriber of its runs' events.
+
+    Raises StoreError if another process has it.
 
     `messages` is the list that the runs work on; without it the session is read. If writing fails,
     `tell` is called once with a line for the user, and the end of each run tries again; `problem` is
@@ -94,7 +96,10 @@ class Recorder:
             self.sync()
 
     def watch(self, run: Generator[Event, None, RunResult]) -> Generator[Event, None, RunResult]:
-        """The events of a run on `messages`, which is written. Raises ValueError if it worked on another list."""
+        """The events of a run on `messages`, which is written.
+
+        Raises ValueError if it worked on another list.
+        """
         try:
             with events.Returning(run) as watched:
                 for event in watched:
@@ -294,14 +299,17 @@ class Recorder:
         return row_id
 
     def _write_task(self, db: sqlite3.Connection, call_id: str, child: str) -> None:
-        """The sub-agent's session: a call that a kill interrupts is answered with it (to_model_messages)."""
+        """The sub-agent's session, with which a call that a kill interrupts is answered.
+
+        The answer is made by `to_model_messages`.
+        """
         update = "UPDATE part SET data = json_set(data, '$.task_id', ?) WHERE id = ?"
         db.execute(update, (child, self._calls.get(mend(call_id), 0)))
 
     def _write_compaction(
         self, db: sqlite3.Connection, event: events.Compacted, rows: list[Row], newest: int
     ) -> None:
-        """With its summary, which is the first row after `newest`; without one, with the last message."""
+        """With its summary, the first row after `newest`; without one, with the last message."""
         summaries = [row.id for row in rows if row.id > newest]
         data = event.to_dict()
         del data["type"]
@@ -334,7 +342,10 @@ class Recorder:
 
 
 def _is_kept(event: Event) -> bool:
-    """Is something of this event written? Of a sub-agent only that there is one, and what its run used."""
+    """Is something of this event written?
+
+    Of a sub-agent only that there is one, and what its run used.
+    """
     if isinstance(event, events.Nested):
         names_task = bool(event.session_id) and _is_prompt(event)
         return names_task or events.hidden_usage(event) is not None
@@ -360,7 +371,7 @@ def _update(db: sqlite3.Connection, table: str, row_id: int, **columns: Any) -> 
 
 
 class SessionStore(Store):
-    """A store for a program of the user's own; what it has opened is closed with it. Raises StoreError."""
+    """A store for a program of the user's own, which closes what it opened. Raises StoreError."""
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
@@ -369,7 +380,8 @@ class SessionStore(Store):
     def open(self, session_id: str = "", *, directory: Path | str = "") -> Recorder:
         """A conversation that is kept: the one with this id, or beginning of one, or a new one.
 
-        A new one is of `directory`, or of the current folder. Problems go to the logger "coder.sessions".
+        A new one is of `directory`, or of the current folder. Problems go to the logger
+        "coder.sessions".
         """
         if session_id:
             info = self.find(session_id)
