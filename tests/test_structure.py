@@ -34,7 +34,7 @@ FILES = {
 # Imports point from right to left. What is in no folder is the core, except WORDS below it and TOP above all.
 LAYERS = [
     *("words", "providers", "core", "tools", "permissions", "agent", "sessions", "extend"),
-    *("devtools", "session", "cli", "top"),
+    *("devtools", "session", "doors", "cli", "top"),
 ]
 WORDS = {"coder.types", "coder.events", "coder.abort"}
 SESSION = {

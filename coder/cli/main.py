@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from coder.cli.screen import Screen
     from coder.session import Session
 
-SUBCOMMANDS = ("config", "demo", "export", "sessions", "trace")
+SUBCOMMANDS = ("batch", "config", "demo", "export", "sessions", "trace")
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
 DESCRIPTION = """\
 A coding agent for the terminal. Without a PROMPT it opens a session; with one (or with text on stdin)

@@ -82,6 +82,11 @@ def demo(words: Sequence[str]) -> int:
     return 0
 
 
+def batch(words: Sequence[str]) -> int:
+    """Do many tasks of a file."""
+    return int(needed("coder.cli.batch", "batch").main(words))
+
+
 # ---- sessions ------------------------------------------------------------------------------------
 
 
