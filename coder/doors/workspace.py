@@ -7,6 +7,7 @@ whole whatever the task does with the folder's own repository, commits included.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ PATCH = [
     "--src-prefix=a/",
     "--dst-prefix=b/",
 ]
-ALL_BINARY = "* -diff\n"  # attributes, for texts that are no UTF-8
+ALL_BINARY = "* -diff\n"  # attributes by which each file is shown as binary, in ASCII
 
 
 class WorkspaceError(CoderError):
@@ -60,13 +61,19 @@ class Workspace:
     def patch(self) -> str:
         """What has changed since the start. Files that git ignores are not in it."""
         self._tree()
+        texts = self._files_of_patch()
+        if all(is_utf8(text) for text in texts):
+            return b"".join(texts).decode()
+        (self.base / "info").mkdir(exist_ok=True)
+        (self.base / "info/attributes").write_text(ALL_BINARY)
+        binaries = self._files_of_patch()
+        chosen = [text if is_utf8(text) else binary for text, binary in zip(texts, binaries)]
+        return b"".join(chosen).decode()
+
+    def _files_of_patch(self) -> list[bytes]:
+        """The parts of the patch, one a file."""
         data = self._git(*PATCH, self._start)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            (self.base / "info").mkdir(exist_ok=True)
-            (self.base / "info/attributes").write_text(ALL_BINARY)
-            return self._git(*PATCH, self._start).decode()
+        return re.split(rb"(?m)^(?=diff --git )", data)[1:]
 
     def _tree(self) -> str:
         """The id of the folder's present state."""
@@ -76,6 +83,14 @@ class Workspace:
     def _git(self, *words: str) -> bytes:
         where = ["--git-dir", str(self.base), "--work-tree", str(self.folder)]
         return _run("git", *where, *words, folder=self.folder)
+
+
+def is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 @contextmanager
