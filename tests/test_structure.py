@@ -48,7 +48,7 @@ SESSION = {
 TOP = {"coder", "coder.__main__"}
 
 # Modules that only their own subcommand imports, with their libraries
-OF_A_SUBCOMMAND = {"coder.cli.batch", "coder.doors.ray_engine"}
+OF_A_SUBCOMMAND = {"coder.cli.batch", "coder.doors.mcp_server", "coder.doors.ray_engine"}
 
 LIBRARIES = {"ray", "openai", "httpx2", "httpx", "dotenv", "rich", "markdown_it", "mcp"}
 
@@ -138,6 +138,7 @@ def test_the_libraries_have_one_place_each_and_are_imported_late() -> None:
     assert importers_of("mcp", "mcp_types") == {
         "coder.extend.mcp",
         "coder.extend.mcp_transport",
+        "coder.doors.mcp_server",
     }
     assert importers_of("ray") == {"coder.doors.ray_engine"}
     assert importers_of("markdown_it") == {"coder.sessions.export"}

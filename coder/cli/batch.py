@@ -13,11 +13,12 @@ from rich.table import Table
 
 from coder.cli.main import Flags, parser
 from coder.cli.process import INTERRUPTED, LIMIT, raise_on_sigint
+from coder.cli.subcommands import without_package
 from coder.doors import batch
 from coder.doors.batch import Engine, Limits, Row
 from coder.doors.workspace import is_dirty
 from coder.permissions.sanitize import strip_controls
-from coder.settings import ConfigError, program
+from coder.settings import program
 
 ABOUT = """\
 Do many tasks, each in a folder and a process of its own. TASKS has a JSON object in each line: "id"
@@ -113,10 +114,8 @@ def make_engine(arguments: argparse.Namespace) -> Engine:
         return batch.LocalEngine(arguments.workers)
     try:
         from coder.doors.ray_engine import RayEngine  # late: the package is an extra
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--engine ray needs a package: pip install 'coder-agent[ray]' ({error})"
-        ) from None
+    except ModuleNotFoundError:
+        raise without_package("--engine ray", "ray") from None
     engine: Engine = RayEngine(arguments.workers, arguments.address)
     return engine
 
