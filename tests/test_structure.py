@@ -161,7 +161,12 @@ def test_what_is_imported_is_what_an_installation_brings() -> None:
     packages = project["dependencies"] + extras["mcp"] + extras["ray"]
     declared = {re.split(r"[^\w-]", each)[0]: each for each in packages}
     modules = {each.name.split(".")[0] for each in imports()} - sys.stdlib_module_names - {"coder"}
-    names = {"dotenv": "python-dotenv", "mcp_types": "mcp", "markdown_it": "rich"}  # which needs it
+    names = {
+        "dotenv": "python-dotenv",
+        "mcp_types": "mcp",
+        "pydantic": "mcp",
+        "markdown_it": "rich",
+    }
     assert set(declared) == {names.get(module, module) for module in modules}
     assert declared["openai"] == "openai>=3.3,<4"  # the next major version may be another client
 
