@@ -24,6 +24,7 @@ HOMES = {
     "agent.profiles": "AgentSpec",
     "agent.subagent": "Equipment Subagents",
     "ai": "ChatModel Model",
+    "doors": "batch",
     "devtools.relay": "Relay",
     "devtools.scripted": "Reply ScriptedModel ScriptedServer",
     "devtools.trace": "Trace",

@@ -16,6 +16,7 @@ from coder.devtools.scripted import Reply as Reply
 from coder.devtools.scripted import ScriptedModel as ScriptedModel
 from coder.devtools.scripted import ScriptedServer as ScriptedServer
 from coder.devtools.trace import Trace as Trace
+from coder.doors import batch as batch
 from coder.events import BaseEvent as BaseEvent
 from coder.events import Compacted as Compacted
 from coder.events import DoomLoop as DoomLoop

@@ -297,7 +297,7 @@ def test_the_tables_of_commands_are_the_program() -> None:
     known = Commands(repl).table
     assert shown == set(known)
     second = PAGES["README.md"].split("\n| command |")[2].split("\n\n")[0]
-    subcommands = set(re.findall(r"^\| `coder ([a-z]+)", second, re.M))
+    subcommands = set(re.findall(r"^\| `coder ([a-z-]+)", second, re.M))
     assert subcommands == set(SUBCOMMANDS)
     also = re.findall(r"`/(\w+)[^|]*\|[^|\n]*\(also `/(\w+)`\)", PAGES["README.md"])
     assert also and all(ALIASES[alias] == name for name, alias in also)

@@ -34,7 +34,7 @@ FILES = {
 # Imports point from right to left. What is in no folder is the core, except WORDS below it and TOP above all.
 LAYERS = [
     *("words", "providers", "core", "tools", "permissions", "agent", "sessions", "extend"),
-    *("devtools", "session", "cli", "top"),
+    *("devtools", "session", "doors", "cli", "top"),
 ]
 WORDS = {"coder.types", "coder.events", "coder.abort"}
 SESSION = {
@@ -47,7 +47,10 @@ SESSION = {
 }
 TOP = {"coder", "coder.__main__"}
 
-LIBRARIES = {"openai", "httpx2", "httpx", "dotenv", "rich", "markdown_it", "mcp"}
+# Modules that only their own subcommand imports, with their libraries
+OF_A_SUBCOMMAND = {"coder.cli.batch", "coder.doors.mcp_server", "coder.doors.ray_engine"}
+
+LIBRARIES = {"ray", "openai", "httpx2", "httpx", "dotenv", "rich", "markdown_it", "mcp"}
 
 
 def layer(module: str) -> int:
@@ -135,21 +138,35 @@ def test_the_libraries_have_one_place_each_and_are_imported_late() -> None:
     assert importers_of("mcp", "mcp_types") == {
         "coder.extend.mcp",
         "coder.extend.mcp_transport",
+        "coder.doors.mcp_server",
     }
+    assert importers_of("ray") == {"coder.doors.ray_engine"}
     assert importers_of("markdown_it") == {"coder.sessions.export"}
     assert {importer.rpartition(".")[0] for importer in importers_of("rich")} == {"coder.cli"}
     early = [
-        each for each in imports() if each.when == "now" and each.name.split(".")[0] in LIBRARIES
+        each
+        for each in imports()
+        if each.when == "now"
+        and each.name.split(".")[0] in LIBRARIES
+        and each.importer not in OF_A_SUBCOMMAND
     ]
     assert [str(each) for each in early] == []
+    now = {each.name for each in ours() if each.when == "now"}
+    assert now.isdisjoint(OF_A_SUBCOMMAND)
 
 
 def test_what_is_imported_is_what_an_installation_brings() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    packages = project["dependencies"] + project["optional-dependencies"]["mcp"]
+    extras = project["optional-dependencies"]
+    packages = project["dependencies"] + extras["mcp"] + extras["ray"]
     declared = {re.split(r"[^\w-]", each)[0]: each for each in packages}
     modules = {each.name.split(".")[0] for each in imports()} - sys.stdlib_module_names - {"coder"}
-    names = {"dotenv": "python-dotenv", "mcp_types": "mcp", "markdown_it": "rich"}  # which needs it
+    names = {
+        "dotenv": "python-dotenv",
+        "mcp_types": "mcp",
+        "pydantic": "mcp",
+        "markdown_it": "rich",
+    }
     assert set(declared) == {names.get(module, module) for module in modules}
     assert declared["openai"] == "openai>=3.3,<4"  # the next major version may be another client
 

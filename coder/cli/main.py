@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from coder.cli.screen import Screen
     from coder.session import Session
 
-SUBCOMMANDS = ("config", "demo", "export", "sessions", "trace")
+SUBCOMMANDS = ("batch", "config", "demo", "export", "mcp-server", "sessions", "trace")
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
 
 
@@ -71,7 +71,8 @@ def run(argv: Sequence[str]) -> int:
         check_clock()
         if argv and argv[0] in SUBCOMMANDS:
             enter(".")
-            return int(getattr(needed("coder.cli.subcommands", argv[0]), argv[0])(argv[1:]))
+            subcommands = needed("coder.cli.subcommands", argv[0])
+            return int(getattr(subcommands, argv[0].replace("-", "_"))(argv[1:]))
         at = [*argv, "--"].index("--")  # argparse loses words after it
         arguments = parser().parse_intermixed_args(argv[:at])
         arguments.prompt += argv[at + 1 :]

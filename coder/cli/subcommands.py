@@ -32,6 +32,13 @@ def _print(text: str) -> None:
     sys.stdout.write(strip_controls(text) + "\n")  # titles hold any text, whoever reads the list
 
 
+def without_package(purpose: str, extra: str) -> settings.ConfigError:
+    """What is said if the package of an extra is missing."""
+    from coder.extend.installed import command_for  # late: only here
+
+    return settings.ConfigError(f"{purpose} needs a package: {command_for(extra)}")
+
+
 def config(words: Sequence[str]) -> int:
     """Print each setting with its value and its source, in the form of a .env."""
     _flags("config", "All settings, in the form of ~/.config/coder/.env.").parse_args(words)
@@ -79,6 +86,25 @@ def demo(words: Sequence[str]) -> int:
     )
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
+    return 0
+
+
+def batch(words: Sequence[str]) -> int:
+    """Do many tasks of a file."""
+    return int(needed("coder.cli.batch", "batch").main(words))
+
+
+def mcp_server(words: Sequence[str]) -> int:
+    """Serve the agent as a tool for MCP clients."""
+    about = (
+        "The agent as a tool, `code(prompt, cwd)`, for an MCP client, on standard input and output."
+    )
+    _flags("mcp-server", about).parse_args(words)
+    try:
+        from coder.doors.mcp_server import main  # late: the package is an extra
+    except ModuleNotFoundError:
+        raise without_package("mcp-server", "mcp") from None
+    main()
     return 0
 
 

@@ -1,0 +1,180 @@
+"""`coder batch`: many tasks from a file, with a progress bar and a table at the end."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from coder.cli.flags import Flags, parser
+from coder.cli.process import INTERRUPTED, LIMIT, raise_on_sigint
+from coder.cli.subcommands import without_package
+from coder.doors import batch
+from coder.doors.batch import Engine, Limits, Row
+from coder.doors.workspace import is_dirty
+from coder.permissions.sanitize import strip_controls
+from coder.settings import program
+
+ABOUT = """\
+Do many tasks, each in a folder and a process of its own. TASKS has a JSON object in each line: "id"
+and "prompt", and either "cwd" (a folder, which is copied) or "repo" and "commit" (which are cloned);
+also "model", "max_steps", "max_seconds". RESULTS gets a row for each; tasks that have one are not
+done again, so the same command goes on after Ctrl+C or a kill. Flags after -- are those of coder."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Do the tasks; returns the exit code."""
+    arguments = read_words(words)
+    console = Console(stderr=True, highlight=False)
+    tasks = batch.read_tasks(arguments.tasks)
+    for repo in sorted({task.repo for task in tasks if task.repo and is_dirty(task.repo)}):
+        console.print(
+            f"{repo} has changes without a commit, which the tasks do not have", markup=False
+        )
+    shown = Shown(console, len(tasks))
+    raise_on_sigint()
+    began = time.monotonic()
+    try:
+        with shown:
+            rows = batch.run(
+                tasks,
+                arguments.output,
+                engine=make_engine(arguments),
+                flags=arguments.flags,
+                limits=Limits(
+                    steps=arguments.max_steps,
+                    seconds=arguments.max_seconds,
+                    cost=arguments.max_cost,
+                ),
+                total=Limits(
+                    steps=arguments.total_steps,
+                    seconds=arguments.total_seconds,
+                    cost=arguments.total_cost,
+                ),
+                traces=arguments.traces or "",
+                report=shown.update,
+            )
+    except KeyboardInterrupt:
+        console.print(f"Stopped. The same command goes on: {arguments.output} has what is done.")
+        return INTERRUPTED
+    console.print(table_of(rows, time.monotonic() - began))
+    wanted = {task.id for task in tasks}
+    return 0 if wanted <= {row["id"] for row in rows} else LIMIT
+
+
+def read_words(words: Sequence[str]) -> argparse.Namespace:
+    """The words of the command. Raises ConfigError."""
+    flags = Flags(prog=f"{program()} batch", description=ABOUT)
+    flags.add_argument("tasks", metavar="TASKS", help="a file of tasks, a JSON object in each line")
+    flags.add_argument("-o", "--output", metavar="RESULTS", required=True, help="a file of rows")
+    flags.add_argument("--workers", type=count, default=4, metavar="N", help="tasks at a time (4)")
+    engines = "local (default), or ray: a Ray cluster"
+    flags.add_argument("--engine", choices=("local", "ray"), default="local", help=engines)
+    address = "of the cluster, such as auto; without one, a cluster of this machine"
+    flags.add_argument("--address", metavar="ADDRESS", help=address)
+    flags.add_argument("--traces", metavar="DIR", help="write the trace of each task there")
+    for scope, about in (("max", "for each task"), ("total", "for all; then none begins")):
+        flags.add_argument(f"--{scope}-steps", type=count, metavar="N", help=f"steps {about}")
+        flags.add_argument(f"--{scope}-seconds", type=amount, metavar="S", help=f"seconds {about}")
+        flags.add_argument(f"--{scope}-cost", type=amount, metavar="C", help=f"cost {about}")
+    own, further = list(words), []
+    if "--" in own:
+        at = own.index("--")
+        own, further = own[:at], own[at + 1 :]
+    arguments = flags.parse_args(own)
+    parser().parse_args(further)  # what is wrong with them is said now
+    arguments.flags = further
+    if Path(arguments.tasks).resolve() == Path(arguments.output).resolve():
+        flags.error("TASKS and RESULTS are the same file")
+    return arguments
+
+
+def count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def amount(text: str) -> float:
+    number = float(text)
+    if not number > 0:
+        raise ValueError(text)
+    return number
+
+
+def make_engine(arguments: argparse.Namespace) -> Engine:
+    """Where the tasks run. Raises ConfigError if a package is missing."""
+    if arguments.engine == "local":
+        return batch.LocalEngine(arguments.workers)
+    try:
+        from coder.doors.ray_engine import RayEngine  # late: the package is an extra
+    except ModuleNotFoundError:
+        raise without_package("--engine ray", "ray") from None
+    engine: Engine = RayEngine(arguments.workers, arguments.address)
+    return engine
+
+
+class Shown:
+    """What is seen meanwhile: on a terminal a bar with the cost and the time left, else a line a
+    row."""
+
+    def __init__(self, console: Console, tasks: int) -> None:
+        self._has_begun = False
+        self.progress = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[cost]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.bar = self.progress.add_task("", total=tasks, cost="")
+
+    def update(self, rows: Sequence[Row]) -> None:
+        cost = sum(row.get("cost") or 0.0 for row in rows)
+        shown = f"cost {cost:.2f}" if cost else ""
+        self.progress.update(self.bar, completed=len(rows), cost=shown)
+        if self._has_begun:  # the first call brings the rows of earlier runs
+            self.progress.console.print(strip_controls(line_of(rows[-1])), markup=False)
+        self._has_begun = True
+
+    def __enter__(self) -> None:
+        self.progress.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+
+def line_of(row: Row) -> str:
+    """One task, as it has ended."""
+    steps = row.get("steps") or 0
+    line = f"{row['id']}  {row['stop_reason']}  {steps} steps  {row['seconds']} s"
+    if row["stop_reason"] == "error":
+        line += f"  {row['text']}"
+    return line
+
+
+def table_of(rows: Sequence[Row], seconds: float) -> Table:
+    """How the tasks have ended."""
+    table = Table("ended by", "tasks", "steps", "tokens in", "tokens out", "cost", "seconds a task")
+    for reason in sorted({row["stop_reason"] for row in rows}):
+        some = [row for row in rows if row["stop_reason"] == reason]
+        usages = [row.get("usage") or {} for row in some]
+        cost = sum(row.get("cost") or 0.0 for row in some)
+        table.add_row(
+            reason,
+            f"{len(some)}",
+            f"{sum(row.get('steps') or 0 for row in some):,}",
+            f"{sum(usage.get('input', 0) for usage in usages):,}",
+            f"{sum(usage.get('output', 0) for usage in usages):,}",
+            f"{cost:.2f}" if cost else "-",
+            f"{sum(row.get('seconds', 0.0) for row in some) / len(some):.1f}",
+        )
+    table.caption = f"{len(rows)} rows; this run took {seconds:.0f} s"
+    return table

@@ -1,0 +1,7 @@
+"""Ways in from elsewhere: many tasks in one run, on this machine or on a cluster.
+
+Promises: each door is imported by its subcommand alone, and its packages with it; each task of a
+batch has one row of results, whatever is killed.
+
+Read batch.py first; workspace.py makes the folder of a task and its patch.
+"""

@@ -1,0 +1,44 @@
+"""Tasks on a Ray cluster: Ray places them, limits how many run, and starts again what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+
+from coder.doors.batch import BatchError, Job, Row, work
+
+RESTARTS = 20  # of a task whose worker or node is lost, in addition to batch.TRIES
+
+
+class RayEngine:
+    """The cluster at `address` ("auto" is the one of this machine); without one, a cluster of this
+    machine alone. `room`: how many tasks are in flight; each takes one CPU. The package has to be
+    installed on every node, and a folder of a task has to be there."""
+
+    def __init__(self, room: int, address: str | None = None) -> None:
+        self.room = room
+        if not ray.is_initialized():
+            ray.init(address=address, log_to_driver=False)
+        self._work = ray.remote(num_cpus=1, max_retries=RESTARTS)(work)
+
+    def start(self, job: Job) -> Any:
+        return self._work.remote(job)
+
+    def ended(self, handles: Iterable[Any]) -> Iterable[Any]:
+        ready, _ = ray.wait(list(handles), num_returns=1)
+        return list(ready)
+
+    def row(self, handle: Any) -> Row:
+        try:
+            row: Row = ray.get(handle)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.as_instanceof_cause()
+            raise (cause if isinstance(cause, BatchError) else BatchError(str(cause))) from None
+        except ray.exceptions.RayError as error:
+            raise BatchError(f"the cluster: {error}") from None
+        return row
+
+    def close(self) -> None:
+        ray.shutdown()

@@ -1,0 +1,160 @@
+"""`coder mcp-server` as a client of the protocol meets it: the package's own client, over stdio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp")
+
+from mcp import ClientSession, StdioServerParameters, types
+from mcp.client.stdio import stdio_client
+
+from coder.devtools.scripted import Body, Reply, ScriptedServer
+from tests.harness import results
+from tests.terminal import until
+
+ROOT = Path(__file__).parents[1]
+Talk = Callable[[ClientSession], Coroutine[Any, Any, Any]]
+
+
+def writes(body: Body) -> Reply:
+    """A file is written, and then the task is done."""
+    if body["messages"][-1]["role"] == "user":
+        return Reply(calls=[("write", {"path": "made.txt", "content": "made\n"})])
+    return Reply("All is done.")
+
+
+def talk(tmp_path: Path, server: ScriptedServer, what: Talk, **client: Any) -> Any:
+    """Start the program, and let a client talk to it."""
+    names = {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": "script", "HOME": str(tmp_path)}
+    parameters = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "coder", "mcp-server"],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)} | names,
+        cwd=tmp_path,
+    )
+
+    async def run() -> Any:
+        async with (
+            stdio_client(parameters) as (reads, sends),
+            ClientSession(reads, sends, **client) as session,
+        ):
+            await session.initialize()
+            return await what(session)
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "work"
+    made.mkdir()
+    return made
+
+
+def answering(action: str, seen: list[str], **content: Any) -> Any:
+    """A client that answers every form so."""
+
+    async def elicit(context: Any, params: Any) -> types.ElicitResult:
+        seen.append(params.message)
+        return types.ElicitResult(action=action, content=content or None)  # type: ignore[arg-type]
+
+    return elicit
+
+
+@pytest.mark.parametrize(
+    ("action", "allow", "is_written"),
+    [
+        pytest.param("accept", True, True, id="allowed"),
+        pytest.param("accept", False, False, id="denied"),
+        pytest.param("decline", None, False, id="declined"),
+    ],
+)
+def test_the_client_is_asked_and_told_of_progress(
+    tmp_path: Path, action: str, allow: bool | None, is_written: bool
+) -> None:
+    work = folder(tmp_path)
+    seen: list[str] = []
+    told: list[str | None] = []
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        told.append(message)
+
+    async def call(session: ClientSession) -> Any:
+        words = {"prompt": "Make it.", "cwd": str(work)}
+        return await session.call_tool("code", words, progress_callback=progress)
+
+    content = {} if allow is None else {"allow": allow}
+    with ScriptedServer(writes) as server:
+        answer = talk(
+            tmp_path, server, call, elicitation_callback=answering(action, seen, **content)
+        )
+    assert answer.content[0].text == "All is done."
+    assert (work / "made.txt").exists() == is_written
+    assert len(seen) == 1
+    assert "made.txt" in seen[0]
+    assert told == ["write made.txt"]
+
+
+def test_a_client_that_cannot_be_asked_needs_rules(tmp_path: Path) -> None:
+    work = folder(tmp_path)
+
+    async def call(session: ClientSession) -> Any:
+        return await session.call_tool("code", {"prompt": "Make it.", "cwd": str(work)})
+
+    with ScriptedServer(writes) as server:
+        answer = talk(tmp_path, server, call)
+        assert "Denied" in results(server)[-1]
+    assert answer.content[0].text == "All is done."
+    assert not (work / "made.txt").exists()
+
+
+def test_a_cancelled_call_ends_the_run(tmp_path: Path) -> None:
+    work = folder(tmp_path)
+    command = "touch begun; sleep 600"
+
+    def sleeps(body: Body) -> Reply:
+        return Reply(calls=[("bash", {"command": command})])
+
+    async def call(session: ClientSession) -> Any:
+        words = {"prompt": "Sleep.", "cwd": str(work)}
+        task = asyncio.create_task(session.call_tool("code", words))
+        await asyncio.to_thread(until, lambda: (work / "begun").exists())
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.to_thread(until, lambda: not sleeping(work), "the command ends")
+        return await session.list_tools()  # the server still answers
+
+    with ScriptedServer(sleeps) as server:
+        content = answering("accept", [], allow=True)
+        listed = talk(tmp_path, server, call, elicitation_callback=content)
+    assert [tool.name for tool in listed.tools] == ["code"]
+
+
+def sleeping(work: Path) -> bool:
+    """Does a process with `sleep 600` work in the folder?"""
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"sleep\x00600" in (entry / "cmdline").read_bytes() and (
+                (entry / "cwd").resolve() == work
+            ):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def test_a_missing_folder_is_an_error_of_the_call(tmp_path: Path) -> None:
+    async def call(session: ClientSession) -> Any:
+        return await session.call_tool("code", {"prompt": "x", "cwd": "/nowhere"})
+
+    with ScriptedServer(writes) as server:
+        answer = talk(tmp_path, server, call)
+    assert answer.is_error
+    assert "no folder /nowhere" in answer.content[0].text
