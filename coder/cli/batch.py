@@ -15,7 +15,8 @@ from coder.cli.flags import Flags, parser
 from coder.cli.process import INTERRUPTED, LIMIT, raise_on_sigint
 from coder.cli.subcommands import without_package
 from coder.doors import batch
-from coder.doors.batch import Engine, Limits, Row
+from coder.doors.batch import Engine, Limits
+from coder.doors.files import Row
 from coder.doors.workspace import is_dirty
 from coder.permissions.sanitize import strip_controls
 from coder.settings import program

@@ -7,7 +7,8 @@ from typing import Any
 
 import ray
 
-from coder.doors.batch import BatchError, Job, Row, work
+from coder.doors.batch import Job, work
+from coder.doors.files import BatchError, Row
 
 RESTARTS = 20  # of a task whose worker or node is lost, in addition to batch.TRIES
 
