@@ -143,16 +143,17 @@ class _Line:
         name, words = _name_and_words(argv)
         if name not in OPTIONS:
             return name in BUILTINS
-        if self._is_shadowed(name):
+        command = _Command.of(name, words)
+        if self._is_shadowed(name) or command.may_do_more():
             return False
-        paths = _paths(name, words)
-        if paths is None or not self._may_be_read(name, paths):
+        paths = command.paths()
+        if not self._may_be_read(name, paths):
             return False
         if name in SHOWING and self.is_limited:
             return False
         if name == "rg":
             return not self._may_show_secrets(words, paths)
-        if name.startswith("git "):
+        if command.is_git:
             is_at_top = set(self.folders) == {self.top}
             return is_at_top and _is_harmless(self.top, shows=name in SHOWING)
         return True
@@ -217,28 +218,50 @@ def _name_and_words(argv: Argv) -> tuple[str, list[str]]:
     return name, words
 
 
-def _paths(name: str, words: list[str]) -> list[str] | None:
-    """The words that may be paths; None if the command may do more than read."""
-    if COUNT.fullmatch(" ".join([name, *words[:2]])):
-        words = words[2:]
-    end = words.index("--") if "--" in words else len(words)
-    options = words[:end]
-    paths = words[end + 1 :]
-    if name.startswith("git "):  # -S, -G and -L with a value, which may be a path
-        options = [re.sub("^-[SGL](?=.)", "", word) for word in options]
-    if any(SIGNATURE.match(word) for word in options):
-        return None
-    others = [word for word in options if not re.fullmatch(OPTIONS[name], word)]
-    if any(word.startswith("-") for word in others):
-        return None
-    paths = others + paths
-    if name in CHANGING and paths and not any(re.fullmatch(LISTING, word) for word in options):
-        return None
-    if not paths and name not in PIPED:
-        paths = ["."]
-    if name.startswith("git "):  # a file may come after a revision: HEAD:file
-        return [part for path in paths for part in path.split(":")]
-    return paths
+@dataclass
+class _Command:
+    """A command of OPTIONS, and its words."""
+
+    name: str
+    options: list[str]  # those that are listed
+    others: list[str]  # before a `--`: paths, or options that are not listed
+    after_dashes: list[str]
+
+    @classmethod
+    def of(cls, name: str, words: list[str]) -> _Command:
+        if COUNT.fullmatch(" ".join([name, *words[:2]])):
+            words = words[2:]
+        end = words.index("--") if "--" in words else len(words)
+        before = words[:end]
+        if name.startswith("git "):  # -S, -G and -L with a value, which may be a path
+            before = [re.sub("^-[SGL](?=.)", "", word) for word in before]
+        listed = re.compile(OPTIONS[name])
+        options = [word for word in before if listed.fullmatch(word)]
+        others = [word for word in before if not listed.fullmatch(word)]
+        return cls(name, options, others, words[end + 1 :])
+
+    @property
+    def is_git(self) -> bool:
+        return self.name.startswith("git ")
+
+    def may_do_more(self) -> bool:
+        """May the command do more than read?"""
+        if any(SIGNATURE.match(word) for word in self.options):
+            return True
+        if any(word.startswith("-") for word in self.others):
+            return True
+        is_listing = any(re.fullmatch(LISTING, word) for word in self.options)
+        has_words = bool(self.others or self.after_dashes)
+        return self.name in CHANGING and has_words and not is_listing
+
+    def paths(self) -> list[str]:
+        """The words that may be paths; the present folder if there is none."""
+        paths = self.others + self.after_dashes
+        if not paths and self.name not in PIPED:
+            paths = ["."]
+        if self.is_git:  # a file may come after a revision: HEAD:file
+            return [part for path in paths for part in path.split(":")]
+        return paths
 
 
 # ---- repositories and folders ------------------------------------------------------------------
@@ -268,28 +291,35 @@ def _is_harmless(top: Path, shows: bool) -> bool:
     folders = git_folders(top)
     folder = folders[0]
     shared = folders[-1]
-    # Else git would pass over this repository, to one around it or to none
-    head = read_small_file(folder / "HEAD", MAX_SETTINGS) or b""
-    is_repository = HEAD.fullmatch(head) and all(
-        os.access(shared / name / ".", os.X_OK) for name in ("objects", "refs")
-    )
-    if not is_repository or writable_git_folders(top) != [shared] or not _is_whole(shared):
+    if not _is_repository(folder, shared) or writable_git_folders(top) != [shared]:
         return False
-    config = read_small_file(shared / "config", MAX_SETTINGS) or b""
-    if len(config) == MAX_SETTINGS or not SETTINGS.fullmatch(config):  # a cut one may go on
-        return False
-    # What git starts after it has written the index, and where it reads objects of others
-    hooks = [shared / "hooks"]
-    hooks += [top / os.fsdecode(path) for path in HOOKS.findall(config)]
-    strange = [folder / "post-index-change" for folder in hooks]
-    strange.append(shared / "objects/info/alternates")
-    if any(os.path.lexists(path) for path in strange):
+    if not _is_whole(shared) or _leads_elsewhere(top, shared):
         return False
     try:
         tracked = _tracked_paths(read_small_file(folder / "index", MAX_INDEX) or b"")
     except ValueError:
         return False
     return not shows or not any(holds_secrets(path) for path in tracked)
+
+
+def _is_repository(folder: Path, shared: Path) -> bool:
+    """Tell whether git takes it for one; else it would take one around it, or none."""
+    head = read_small_file(folder / "HEAD", MAX_SETTINGS) or b""
+    needed = (shared / name / "." for name in ("objects", "refs"))
+    return bool(HEAD.fullmatch(head)) and all(os.access(path, os.X_OK) for path in needed)
+
+
+def _leads_elsewhere(top: Path, shared: Path) -> bool:
+    """Tell whether settings, hooks or borrowed objects may start a program or read another place."""
+    config = read_small_file(shared / "config", MAX_SETTINGS) or b""
+    if len(config) == MAX_SETTINGS or not SETTINGS.fullmatch(config):  # a cut one may go on
+        return True
+    # What git starts after it has written the index, and where it reads objects of others
+    hooks = [shared / "hooks"]
+    hooks += [top / os.fsdecode(path) for path in HOOKS.findall(config)]
+    strange = [folder / "post-index-change" for folder in hooks]
+    strange.append(shared / "objects/info/alternates")
+    return any(os.path.lexists(path) for path in strange)
 
 
 def _is_whole(folder: Path) -> bool:
