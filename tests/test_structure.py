@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import re
 import subprocess
@@ -76,7 +77,12 @@ class Import:
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    return {module: ast.parse(path.read_text()) for module, path in FILES.items()}
+    gc.collect()
+    gc.disable()  # Python 3.11.7 raises SystemError if the collector runs meanwhile (gh-106905)
+    try:
+        return {module: ast.parse(path.read_text()) for module, path in FILES.items()}
+    finally:
+        gc.enable()
 
 
 @cache
