@@ -27,6 +27,7 @@ HOMES = {
     "doors": "batch",
     "devtools.relay": "Relay",
     "devtools.scripted": "Reply ScriptedModel ScriptedServer",
+    "devtools.step": "Stepper",
     "devtools.trace": "Trace",
     "events": (
         "BaseEvent Compacted DoomLoop Event Events MessageEnd MessageStart "

@@ -15,6 +15,7 @@ from coder.devtools.relay import Relay as Relay
 from coder.devtools.scripted import Reply as Reply
 from coder.devtools.scripted import ScriptedModel as ScriptedModel
 from coder.devtools.scripted import ScriptedServer as ScriptedServer
+from coder.devtools.step import Stepper as Stepper
 from coder.devtools.trace import Trace as Trace
 from coder.doors import batch as batch
 from coder.events import BaseEvent as BaseEvent

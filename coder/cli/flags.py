@@ -63,6 +63,7 @@ FLAGS = (
     ("-C --cwd", "DIR", "work in this folder"),
     ("--trace", "FILE", "append all that is sent and received to FILE; `trace FILE` shows it"),
     ("--demo", "", "repair a small broken project with a scripted model; no key, no network"),
+    ("--step", "", "stop before each request and each tool, and show what is new"),
     ("--plain", "", "show answers as they come, without styles for their Markdown"),
     ("-q --quiet", "", "no progress on stderr"),
     ("-v --verbose", "", "show reasoning and whole outputs"),

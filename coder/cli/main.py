@@ -208,6 +208,8 @@ def is_one_task(arguments: argparse.Namespace, prompt: str) -> bool:
         check_task(arguments, prompt)
     arguments.one_task = one_task
     arguments.can_ask = terminal and shows_questions(arguments)
+    if arguments.step and not arguments.can_ask:
+        raise ConfigError("--step needs a terminal, and no -q or --output-format")
     arguments.is_older = arguments.continue_ or arguments.resume is not None
     check_unkept(arguments)
     return one_task

@@ -26,6 +26,7 @@ from coder.settings import data_folder, program
 from coder.types import Message, ModelError, RunResult, Transient
 
 if TYPE_CHECKING:
+    from coder.cli.questions import Prompter
     from coder.cli.render import Renderer
 
 EXIT_CODES = {
@@ -115,7 +116,9 @@ def make_progress(
     )
     ask: Show = show_nothing
     if arguments.can_ask:
-        ask = make_prompter(render, interrupts)
+        ask = prompter = make_prompter(render, interrupts)
+        if arguments.step:
+            prompter.step_through(session)
     return Progress(session, screen, render, ask, interrupts)
 
 
@@ -131,7 +134,7 @@ def show_nothing(event: Event) -> None:
     """With -q, or for a program."""
 
 
-def make_prompter(render: Renderer, interrupts: process.Interrupts) -> Show:
+def make_prompter(render: Renderer, interrupts: process.Interrupts) -> Prompter:
     """What answers the questions of a run, from the terminal."""
     from coder.cli.input import Keyboard
     from coder.cli.questions import Prompter

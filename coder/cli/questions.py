@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from coder.cli.diff import diff_rows
-from coder.cli.input import Keyboard
+from coder.cli.input import Keyboard, edited
 from coder.cli.render import Renderer
 from coder.cli.text_rows import Parts, cell_count, one_line, wrap
 from coder.cli.wording import by_number
@@ -20,9 +20,12 @@ from coder.events import DoomLoop, Event, PermissionAsked, QuestionAsked, innerm
 from coder.permissions.rules import KINDS
 from coder.permissions.sanitize import escape_invisible, is_invisible
 from coder.permissions.shell import parse
+from coder.settings import needed
 
 if TYPE_CHECKING:
+    from coder.devtools.step import Stepper
     from coder.extend.prompt_files import PromptFile, PromptFiles
+    from coder.session import Session
 
 HEADINGS = {
     "bash": "Run this command?",
@@ -179,6 +182,26 @@ class Prompter:
         """How many rows of the screen a row takes."""
         text = "".join(text for text, _ in row)
         return 1 + cell_count(text) // self.screen.width
+
+    # -- step by step
+
+    def step_through(self, session: Session) -> Stepper:
+        """Stop before each request and each tool of the session. Raises ConfigError."""
+        module = needed("coder.devtools.step", "--step")
+        hooks = session.agent.hooks.hooks
+        stepper: Stepper = module.Stepper(
+            *hooks, ask=self._ask_step, show=self._show_step, edit=edited
+        )
+        hooks[:] = [stepper]
+        return stepper
+
+    def _ask_step(self, question: str, keys: str) -> str:
+        self.screen.status()
+        return self.keyboard.answer(question, keys)
+
+    def _show_step(self, text: str) -> None:
+        for line in text.split("\n"):
+            self.screen.line(escape_invisible(line), "" if line.startswith("  ") else "bold")
 
     # -- before a run
 

@@ -72,6 +72,8 @@ class Repl:
         # What is not the default of who works and what is allowed
         keyboard.label = lambda: mode(session.spec.name, session.permissions.yolo)
         self.commands = Commands(self)
+        if arguments.step:
+            self.commands.stepper = self.prompter.step_through(session)
         self.images = [image for _, image in arguments.image]  # of the first prompt
         self.has_begun = False
         self.going_on = ""  # what an empty entry means
