@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
-from coder.abort import Abort
+from coder.abort import TICK, Abort
 from coder.events import Event, Events
 from coder.types import T
 
@@ -28,11 +28,17 @@ async def follow(run: Events[T], token: Abort) -> AsyncGenerator[Event, None]:
     arrived: asyncio.Queue[Event | None] = asyncio.Queue()
     is_left = threading.Event()
 
+    def wait_for_room() -> bool:
+        """False if the run is aborted meanwhile: its loop may have been left without an end."""
+        while not token.is_set:
+            if room.acquire(timeout=TICK):
+                return True
+        return room.acquire(blocking=False)
+
     def work() -> None:
         with contextlib.closing(run):
             for event in run:
-                if not is_left.is_set():
-                    room.acquire()
+                if not is_left.is_set() and wait_for_room():
                     loop.call_soon_threadsafe(arrived.put_nowait, event)
 
     thread = ThreadPoolExecutor(1, thread_name_prefix="session")

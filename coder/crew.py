@@ -51,7 +51,7 @@ class Crew:
         self.limits = Limits(
             max_steps=self.settings.max_steps, max_seconds=self.settings.max_seconds
         )
-        self.retry = RetryPolicy(base=self.settings.retry_base)
+        self.retry = self.options.retry or RetryPolicy(base=self.settings.retry_base)
         self.subagents = self._make_subagents()
         self._chosen = self.settings.model  # of agents that have none of their own
         self.model = self.model_named(spec.model or self._chosen)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from coder.extend.prompt_files import PromptFiles
     from coder.permissions.redact import Redactor
     from coder.permissions.sandbox import Sandbox
+    from coder.providers.errors import RetryPolicy
 
 PARALLEL = optional("coder.agent.parallel")
 USER_TOOLS = optional("coder.agent.user_tools")
@@ -80,6 +81,7 @@ class Keywords(TypedDict, total=False):
     settings: Settings | Mapping[str, str] | None
     config: str | Path | None
     data: str | Path | None
+    retry: RetryPolicy | None
     servers: Servers | None
     trace: Trace | None
 
@@ -105,6 +107,7 @@ class Options:
     compaction: bool = True
     keep: bool = True
     one_task: bool = False
+    retry: RetryPolicy | None = None
     servers: Servers | None = None
     trace: Trace | None = None
 

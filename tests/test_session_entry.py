@@ -21,10 +21,12 @@ from coder import (
     CoderError,
     Event,
     MessageStart,
+    ModelError,
     Nested,
     Notice,
     PermissionAsked,
     Reply,
+    RetryPolicy,
     RunEnd,
     RunResult,
     ScriptedModel,
@@ -33,6 +35,7 @@ from coder import (
     TextDelta,
     UndoResult,
 )
+from coder.asynchronous import QUEUED
 from coder.events import innermost
 from tests.harness import all_of, commands, contents, drive, results, roles, sent, serve
 from tests.terminal import until
@@ -396,6 +399,40 @@ def test_an_async_loop_that_is_left_cancels_the_run(tmp_path: Path) -> None:
             asyncio.run(way(session))
             assert session.agent.token.is_set and not session.agent.state.is_streaming
             assert roles(session.messages) == ["user", "assistant"]
+
+
+def test_a_close_ends_the_run_of_a_loop_that_was_only_left(tmp_path: Path) -> None:
+    """A `break` does not end an async generator: its run waits for room for further events."""
+
+    async def leave(session: Session) -> None:
+        events = session.aprompt("go")
+        async for event in events:
+            if isinstance(event, TextDelta):
+                break
+        coming = session.agent.state.coming
+        assert coming is not None
+        await asyncio.to_thread(until, lambda: len(coming["content"]) > QUEUED)
+        session.close()
+        assert not session.agent.state.is_streaming
+
+    with serve(Reply("word " * 5_000)) as server, opened(tmp_path, server) as session:
+        asyncio.run(leave(session))
+
+
+def test_a_retry_policy_of_the_programs_own_holds_for_sub_agents_too(tmp_path: Path) -> None:
+    class Never(RetryPolicy):
+        def delay(self, error: ModelError, attempt: int) -> None:
+            return None
+
+    start = Reply(calls=[("task", {"description": "look", "prompt": "look"})])
+    busy = Reply("busy", status=503)
+    with (
+        serve(start, busy, Reply("never")) as server,
+        opened(tmp_path, server, retry=Never(), yolo=True) as session,
+    ):
+        run(session)
+        assert len(server.requests) == 3
+        assert "busy" in results(server)[-1]
 
 
 def test_questions_are_answered_from_the_event_loop(tmp_path: Path) -> None:

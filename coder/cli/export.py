@@ -18,8 +18,8 @@ def export(conversation: Conversation, settings: Settings, file: str) -> Path:
     path = Path(os.path.expanduser(file or f"session-{session_id}.md"))
     form = path.suffix.removeprefix(".") or "md"
     if form not in get_args(module.Format):
-        endings = " or ".join(f".{name}" for name in get_args(module.Format))
-        raise ConfigError(f"a file of an export ends in {endings}, not in .{form}")
+        endings = ", ".join(f".{name}" for name in get_args(module.Format))
+        raise ConfigError(f"a file of an export ends in one of {endings}, not in .{form}")
     redactor = module.redactor(*settings.keys)
     text = module.export(conversation.store, session_id, form, redactor)
     write_new(path, text)

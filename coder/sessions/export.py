@@ -19,7 +19,7 @@ from dataclasses import asdict
 from datetime import datetime
 from functools import cache
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 from coder.history import calls_of, checked_message, text_of
 from coder.permissions.redact import REMOVED, Redactor, redacted, without_secrets
@@ -54,9 +54,11 @@ def export(store: Store, session_id: str, format: Format, redact: Redact | None 
     if format == "md":
         blocks = [FORMS[form][0](text) for form, text in pieces if text]
         document = "\n\n".join(block for block in blocks if block) + "\n"
-    else:
+    elif format == "html":
         body = "".join(FORMS[form][1](text) for form, text in pieces if text)
         document = PAGE.format(html.escape(heading), body)
+    else:
+        assert_never(format)
     return document.translate(CONTROL)
 
 
