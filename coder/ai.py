@@ -119,7 +119,7 @@ class ChatModel:
                 self._rejected.update(dropped)
                 yield from self._new_remarks(answer, body)
                 return answer
-        raise failure
+        raise failure  # each of MAX_REJECTIONS requests was rejected
 
     def _ask_once(
         self, body: bytes, api_key: str | None, assembler: Assembler, abort: Abort
@@ -138,7 +138,7 @@ class ChatModel:
         if tap:
             tap.ended(failure)
         if failure:
-            pardon(failure, assembler)
+            raise_unless_whole(failure, assembler)
         yield from assembler.flush()
         return self._judge(assembler, len(body))
 
@@ -182,7 +182,7 @@ def client_endpoint(
     return ClientEndpoint(client, model, headers or {}, redact)
 
 
-def pardon(failure: ModelError, assembler: Assembler) -> None:
+def raise_unless_whole(failure: ModelError, assembler: Assembler) -> None:
     """A whole answer counts although the connection stayed open or broke after it. Raises
     ModelError for any other."""
     if failure.kind != "network" or not assembler.ended:

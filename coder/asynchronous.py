@@ -18,7 +18,7 @@ from coder.types import T
 QUEUED = 100  # events that wait for a consumer that is slower than the run; then the run waits
 
 
-async def follow(run: Events[T], token: Abort) -> AsyncGenerator[Event, None]:
+async def stream_events(run: Events[T], token: Abort) -> AsyncGenerator[Event, None]:
     """The events of a run, which `token` aborts.
 
     To leave the loop aborts it, too, and waits for its end.

@@ -59,6 +59,7 @@ class Crew:
         hooks: list[Hooks] = [chain]
         if parts.servers:
             hooks.append(FunctionHooks(on_run_start=self._take_servers))
+        # Its tools and its prompt follow in _work_as
         self.agent = Agent(
             self.model,
             reasoning=self.settings.reasoning,

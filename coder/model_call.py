@@ -23,6 +23,7 @@ def ask(run: Run) -> Events[Completion | End]:
     # After tool results an empty answer means that the model is done. Else it is asked once more
     empty_is_fine = newest(run.messages).get("role") == "tool"
     while True:
+        # Repaired each time, and shortened if it is near the limit
         yield from compact(run, "threshold")
 
         # One attempt. An error is compacted away, waited for, or the end

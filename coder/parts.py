@@ -88,7 +88,7 @@ class Keywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The same with their defaults: paths are real, settings and rules are read."""
+    """The keywords, checked, with their defaults: paths are real, settings and rules are read."""
 
     cwd: Path
     settings: Settings

@@ -151,15 +151,15 @@ class Session:
             self.messages.append(message)
         self._was_planning = self.spec.read_only
         run = self.agent.stream(self.parts.redact(text), images)
-        return self._follow(self.options.trace.watch(run) if self.options.trace else run)
+        return self._with_notices(self.options.trace.watch(run) if self.options.trace else run)
 
     def aprompt(
         self, text: str, images: Sequence[dict[str, Any]] = ()
     ) -> AsyncGenerator[Event, None]:
         """`prompt` for asyncio: the run works in a thread, and to leave the loop cancels it."""
-        from coder.asynchronous import follow  # late: asyncio takes 40 ms
+        from coder.asynchronous import stream_events  # late: asyncio takes 40 ms
 
-        return follow(self.prompt(text, images), self.agent.token)
+        return stream_events(self.prompt(text, images), self.agent.token)
 
     def cancel(self) -> None:
         """End the run; from any thread."""
@@ -173,8 +173,8 @@ class Session:
         compaction, messages = self.crew.compaction, self.messages
         if compaction is None:
             raise CoderError(NO_COMPACTION)
-        return self._follow(
-            self.agent.follow(lambda abort: compaction.compact(messages, abort, focus))
+        return self._with_notices(
+            self.agent.run_as_work(lambda abort: compaction.compact(messages, abort, focus))
         )
 
     def sum_up(self) -> Events[str]:
@@ -186,11 +186,11 @@ class Session:
         if not messages:
             raise CoderError("there is nothing to sum up")
         model = self.crew.model_of(spec)
-        return self._follow(
-            self.agent.follow(lambda abort: module.sum_up(model, messages, abort, spec.prompt))
+        return self._with_notices(
+            self.agent.run_as_work(lambda abort: module.sum_up(model, messages, abort, spec.prompt))
         )
 
-    def _follow(self, run: Events[T]) -> Events[T]:
+    def _with_notices(self, run: Events[T]) -> Events[T]:
         """The events of a run, with the notices that come up; a question waits for its answer."""
         try:
             with contextlib.closing(run):

@@ -16,7 +16,7 @@ from coder.loop import run_loop
 from coder.providers.assembler import Assembler
 from coder.providers.call_assembler import ToolCallAssembler
 from coder.providers.profiles import ECHOED, Price, read_usage
-from coder.providers.sse import AFTER_FINISH, CUT, read_answer, sse
+from coder.providers.sse import AFTER_FINISH, CUT_EVENT, read_answer, sse
 from coder.providers.text import ThinkTag
 from coder.types import Completion, ModelError, Usage
 from tests.harness import FAST, all_of, ask, drive, quick, serve, types
@@ -76,7 +76,7 @@ def test_no_cut_in_the_bytes_changes_an_event() -> None:
 @pytest.mark.parametrize(
     ("data", "events"),
     [
-        (b"data: last", [(CUT, "last")]),
+        (b"data: last", [(CUT_EVENT, "last")]),
         (b"event: error\ndata: a\n\ndata: b\n\n", [("error", "a"), ("", "b")]),
         (b"event: error\ndata: a", [("error", "a")]),
         (f"data: {LINE}\n\n".encode(), [("", LINE)]),

@@ -172,7 +172,7 @@ class Agent:
         *,
         abort: Abort | None = None,
     ) -> Events[RunResult]:
-        """`prompt` as a generator of events, which returns the RunResult."""
+        """`prompt` as a generator of events, which returns the RunResult; it begins at `next`."""
         token = self._begin(abort)  # first: to read the prompt may take a while
         if isinstance(prompt, str):
             parts = [{"type": "text", "text": prompt}]
@@ -182,7 +182,7 @@ class Agent:
             messages = [prompt]
         else:
             messages = list(prompt)
-        return self._follow_to_end(partial(self._start_loop, messages), token)
+        return self._run_and_notify(partial(self._start_loop, messages), token)
 
     def continue_(self, *, abort: Abort | None = None) -> RunResult:
         """Go on without a new message: after an error, or with the queued messages (steering
@@ -198,15 +198,15 @@ class Agent:
         messages = []
         if problem and not self.steering:  # the loop itself takes steering messages first
             messages = self.follow_ups.take()
-        return drain(self._follow_to_end(partial(self._start_loop, messages), token))
+        return drain(self._run_and_notify(partial(self._start_loop, messages), token))
 
-    def follow(self, start: Callable[[Abort], Events[T]]) -> Events[T]:
+    def run_as_work(self, start: Callable[[Abort], Events[T]]) -> Events[T]:
         """Run what `start` begins as the agent's work: alone, with its subscribers, until an abort.
 
         For what yields events and is no run of the loop, such as a compaction that the user asks
         for. Raises RuntimeError during a run.
         """
-        return self._follow_to_end(start, self._begin())
+        return self._run_and_notify(start, self._begin())
 
     def _begin(self, abort: Abort | None = None) -> Abort:
         """The token of a run that begins; `abort` counts from here on.
@@ -217,7 +217,7 @@ class Agent:
         self.token = abort or Abort()
         return self.token
 
-    def _follow_to_end(self, start: Callable[[Abort], Events[T]], token: Abort) -> Events[T]:
+    def _run_and_notify(self, start: Callable[[Abort], Events[T]], token: Abort) -> Events[T]:
         run = start(token)
         with self._idle:
             self._check_idle()
@@ -230,7 +230,7 @@ class Agent:
                 except StopIteration as end:
                     value: T = end.value
                     return value
-                self.state.follow(event)
+                self.state.update(event)
                 for subscriber in list(self._subscribers.values()):
                     subscriber(event)
                 yield event

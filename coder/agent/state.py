@@ -51,7 +51,7 @@ class AgentState:
         texts = {name: "".join(pieces) for name, pieces in self.coming.items()}
         return {"role": "assistant"} | texts
 
-    def follow(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         match event:
             case events.TextDelta(text=text):
                 self._add_piece("content", text)

@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from typing import cast, get_args
 
 from coder.cli import wording
 from coder.cli.command_table import CommandTable, Entries, command
@@ -26,15 +26,11 @@ from coder.sessions.snapshots import UndoResult
 from coder.settings import needed
 from coder.types import Aborted, Message, ModelError, Reasoning
 
-if TYPE_CHECKING:
-    from coder.devtools.step import Stepper
-
 
 class Commands(CommandTable):
     """A method takes what was typed after the command."""
 
     _listed: list[str] | None = None  # models, as candidates
-    stepper: Stepper | None = None
 
     @command("help ?", "this list")
     def help(self, argument: str) -> None:
@@ -180,12 +176,8 @@ class Commands(CommandTable):
 
     @command("step", "stop before each request and each tool, and show what is new; again: off")
     def step(self, argument: str) -> None:
-        if self.stepper is None:
-            self.stepper = self.repl.prompter.step_through(self.session)
-        else:
-            self.stepper.is_on = not self.stepper.is_on
-        on = "The next run goes step by step; /step turns that off."
-        self.warn(on if self.stepper.is_on else "No more stops.")
+        is_on = self.repl.prompter.step(self.session)
+        self.warn("The next run goes step by step." if is_on else "No more stops.")
 
     # -- what the model knows and how much it thinks
 

@@ -73,13 +73,12 @@ def run(argv: Sequence[str]) -> int:
             enter(".")
             subcommands = needed("coder.cli.subcommands", argv[0])
             return int(getattr(subcommands, argv[0].replace("-", "_"))(argv[1:]))
-        at = [*argv, "--"].index("--")  # argparse loses words after it
-        arguments = parser().parse_intermixed_args(argv[:at])
-        arguments.prompt += argv[at + 1 :]
+        flags, words = split_at_dashes(argv)  # argparse loses words after a --
+        arguments = parser().parse_intermixed_args(flags)
+        arguments.prompt += words
         enter(arguments.cwd)
-        demo = arguments.demo and demonstration(arguments)
-        with demo or contextlib.nullcontext(prompt_of(arguments)) as prompt:
-            one_task = is_one_task(arguments, prompt)
+        with demonstration(arguments) if arguments.demo else given_prompt(arguments) as prompt:
+            one_task = decide_mode(arguments, prompt)
             try:
                 settings = load(Path.cwd(), vars(arguments))
             except Missing as missing:
@@ -88,7 +87,7 @@ def run(argv: Sequence[str]) -> int:
                 settings = complete(missing, arguments)
             os.environ.pop("OPENAI_API_KEY", None)  # no import finds it there
             if not one_task:
-                return open_prompt(settings, arguments, prompt)
+                return run_interactive(settings, arguments, prompt)
             from coder.cli.one_shot import one_shot
 
             process.raise_on_sigint()
@@ -149,6 +148,14 @@ def check_clock() -> None:
         raise ConfigError("the clock of this machine is later than the year 2261: set it") from None
 
 
+def split_at_dashes(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The words before the first `--`, and those after it."""
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
 def enter(folder: str) -> None:
     """Work in this folder. Raises ConfigError, also where the present one was removed."""
     try:
@@ -169,6 +176,11 @@ def prompt_of(arguments: argparse.Namespace) -> str:
     if words and piped.strip():
         return f"{words}\n\n<stdin>\n{piped}\n</stdin>"
     return words or piped.strip()
+
+
+@contextlib.contextmanager
+def given_prompt(arguments: argparse.Namespace) -> Iterator[str]:
+    yield prompt_of(arguments)
 
 
 @contextlib.contextmanager
@@ -194,7 +206,7 @@ def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
     sys.stderr.write(f"\nSee for yourself: cd {folder} && python3 -m unittest\n")
 
 
-def is_one_task(arguments: argparse.Namespace, prompt: str) -> bool:
+def decide_mode(arguments: argparse.Namespace, prompt: str) -> bool:
     """Whether to answer and exit, not to open a session. Raises ConfigError if neither can be done.
 
     It adds to the arguments: `one_task`, `can_ask`, and `is_older` for a conversation to continue.
@@ -240,7 +252,7 @@ def check_task(arguments: argparse.Namespace, prompt: str) -> None:
 # ---- the prompt ----------------------------------------------------------------------------------
 
 
-def open_prompt(settings: Settings, arguments: argparse.Namespace, first: str) -> int:
+def run_interactive(settings: Settings, arguments: argparse.Namespace, first: str) -> int:
     """The session at the prompt.
 
     The prompt comes first; what is slow to load is loaded after it.

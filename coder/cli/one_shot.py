@@ -52,7 +52,7 @@ def one_shot(session: Session, arguments: argparse.Namespace, prompt: str) -> in
     try:
         images = [image for _, image in arguments.image]
         run = session.prompt(session.parts.fill(prompt), images)
-        result = interrupts.follow(run, session.agent.token, show)
+        result = interrupts.show_all(run, session.agent.token, show)
         if arguments.quiet:  # otherwise progress has done so
             advise(session, result.error)
         code = finish(arguments, result)
@@ -118,7 +118,7 @@ def make_progress(
     if arguments.can_ask:
         ask = prompter = make_prompter(render, interrupts)
         if arguments.step:
-            prompter.step_through(session)
+            prompter.step(session)
     return Progress(session, screen, render, ask, interrupts)
 
 
@@ -250,7 +250,7 @@ def print_answer(result: RunResult, is_quiet: bool) -> None:
     to_terminal = sys.stdout.isatty()
     # The text of a run that did not end well may be the program's
     answer = result.text if ended_well else answer_so_far(result.messages)
-    is_shown = to_terminal and not is_quiet
+    is_shown = to_terminal and not is_quiet  # then the Renderer has (make_progress)
     if answer and not is_shown:
         print_line(strip_controls(answer) if to_terminal else answer)
     if is_quiet and not ended_well:

@@ -221,7 +221,7 @@ class Interrupts:
         if leaves and begin_exit(128 + signal.SIGINT):
             raise KeyboardInterrupt
 
-    def follow(self, events: Events[T], abort: Abort, show: Callable[[Event], None]) -> T:
+    def show_all(self, events: Events[T], abort: Abort, show: Callable[[Event], None]) -> T:
         """Show the events of a run to the end; signals stop it. Raises KeyboardInterrupt."""
         with self.stopping(abort), contextlib.closing(events):
             while True:
@@ -295,7 +295,7 @@ def graceful_shutdown() -> Iterator[None]:
     try:
         yield
     finally:
-        _exit_codes.append(0)
+        _exit_codes.append(0)  # from here on begin_exit refuses
         _clean_up()
         if any(_exit_codes):
             # Python's own end restores the default handlers, by which a late signal would change

@@ -65,6 +65,7 @@ class Prompter:
         self.render = render
         self.screen = render.screen
         self.keyboard = keyboard
+        self.stepper: Stepper | None = None  # once the session was to stop
 
     def __call__(self, event: Event) -> None:
         name = self.render.name_of(event)
@@ -185,15 +186,19 @@ class Prompter:
 
     # -- step by step
 
-    def step_through(self, session: Session) -> Stepper:
-        """Stop before each request and each tool of the session. Raises ConfigError."""
+    def step(self, session: Session) -> bool:
+        """Stop before each request and each tool of the session, or no longer if it does already.
+
+        Returns whether it does from now on. Raises ConfigError.
+        """
+        if self.stepper:
+            self.stepper.is_on = not self.stepper.is_on
+            return self.stepper.is_on
         module = needed("coder.devtools.step", "--step")
         hooks = session.agent.hooks.hooks
-        stepper: Stepper = module.Stepper(
-            *hooks, ask=self._ask_step, show=self._show_step, edit=edited
-        )
-        hooks[:] = [stepper]
-        return stepper
+        self.stepper = module.Stepper(*hooks, ask=self._ask_step, show=self._show_step, edit=edited)
+        hooks[:] = [self.stepper]
+        return True
 
     def _ask_step(self, question: str, keys: str) -> str:
         self.screen.status()

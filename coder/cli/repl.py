@@ -73,7 +73,7 @@ class Repl:
         keyboard.label = lambda: mode(session.spec.name, session.permissions.yolo)
         self.commands = Commands(self)
         if arguments.step:
-            self.commands.stepper = self.prompter.step_through(session)
+            self.prompter.step(session)
         self.images = [image for _, image in arguments.image]  # of the first prompt
         self.has_begun = False
         self.going_on = ""  # what an empty entry means
@@ -253,7 +253,7 @@ class Repl:
     def follow(self, events: Events[T]) -> T:
         """Show the events of a run to the end. Raises KeyboardInterrupt."""
         token = self.session.agent.token
-        return self.interrupts.follow(events, token, self._show)
+        return self.interrupts.show_all(events, token, self._show)
 
     def _show(self, event: Event) -> None:
         if isinstance(event, RunEnd):

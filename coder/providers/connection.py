@@ -232,7 +232,7 @@ def _begin_connecting(info: tuple[Any, ...]) -> socket.socket:
 # ---- one request ---------------------------------------------------------------------------------
 
 
-class StreamingRequest:
+class HttpExchange:
     """One request and its answer. `cut` ends both at any moment, from any thread or signal handler."""
 
     def __init__(
@@ -286,14 +286,14 @@ class StreamingRequest:
 
     # -- the request
 
-    def send(self, message: bytes) -> None:
+    def send_and_read_head(self, message: bytes) -> None:
         """Send a request and read the head of its answer. Raises ModelError or Aborted."""
         server = self.server
         closed = f"the connection to {shown_url(server.url)} was closed before an answer"
         perhaps_tls = not (server.answered or server.is_secure)
         with self._as_model_error(closed, PERHAPS_TLS if perhaps_tls else ""):
             if not self._send_over_kept(message):
-                has_answer = self._ask(server.open(self._seconds_left), message)
+                has_answer = self._try_on(server.open(self._seconds_left), message)
                 if not has_answer:
                     raise ConnectionError
         server.answered = True
@@ -303,7 +303,7 @@ class StreamingRequest:
         server may have worked on the request: that is a failed attempt, and not repeated unseen."""
         sock = self.server.take()
         while sock:
-            has_answer = self._ask(sock, message)
+            has_answer = self._try_on(sock, message)
             had_ended = not has_answer or self.status_code == TOO_IDLE
             if not had_ended or time.monotonic() - self._asked_at >= RESENT:
                 if not has_answer:
@@ -313,7 +313,7 @@ class StreamingRequest:
             sock = self.server.take()
         return False
 
-    def _ask(self, sock: socket.socket, message: bytes) -> bool:
+    def _try_on(self, sock: socket.socket, message: bytes) -> bool:
         """Send a request and read the head of its answer; False if the server ended the connection."""
         self._socket = sock
         incoming = Incoming(sock, self._seconds_left)
@@ -322,7 +322,7 @@ class StreamingRequest:
             self._send_all(sock, message)
         self._asked_at = time.monotonic()
         try:
-            incoming.ahead = incoming.read()
+            incoming.ahead = incoming.read()  # to look at it: it stays to be read
         except OSError as error:
             if isinstance(error, TimeoutError) or self.server.alert(error):
                 raise

@@ -16,7 +16,7 @@ from urllib.parse import urljoin, urlsplit
 
 from coder import __version__
 from coder.abort import Abort
-from coder.providers.connection import Redact, Server, StreamingRequest
+from coder.providers.connection import HttpExchange, Redact, Server
 from coder.providers.errors import ADVICE, classify, well_formed
 from coder.providers.sse import Answer
 from coder.providers.text import host_of, shown_url
@@ -73,10 +73,10 @@ class Endpoint:
         base, mark, query = self._server.url.partition("?")  # Azure's ?api-version=
         url = base.rstrip("/") + path + mark + query
         head = self._head(url, path, key, len(data))
-        request = StreamingRequest(self._server, url, abort, seconds)
+        request = HttpExchange(self._server, url, abort, seconds)
         with abort.calling(request.cut):
             try:
-                request.send(head + data)
+                request.send_and_read_head(head + data)
                 if not 200 <= request.status_code < 300:
                     raise refusal(request)
                 yield request

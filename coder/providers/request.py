@@ -88,8 +88,8 @@ class RequestEncoder:
         parts = [part.data for part in rounds if part.data]
         system = self._system_text(request)
         if system:
-            parts.insert(0, encode({"role": "system", "content": system}))
-        beginning = encode(members)[:-1] + tools
+            parts.insert(0, to_json({"role": "system", "content": system}))
+        beginning = to_json(members)[:-1] + tools  # without its "}"
         return b'%s,"messages":[%s]}' % (beginning, b",".join(parts))
 
     def _make_members(self, request: Request, rejected: frozenset[str]) -> JsonObject:
@@ -117,7 +117,7 @@ class RequestEncoder:
             return b""
         known, data = self._tools
         if tools != known:
-            data = b',"tools":%s' % encode(tools)
+            data = b',"tools":%s' % to_json(tools)
             self._tools = (copied(tools), data)
         return data
 
@@ -158,7 +158,7 @@ class RequestEncoder:
         start = rounds[-1].end if rounds else 0
         for first, end in pairwise(_starts_of_rounds(messages, start)):
             converted = _convert_round(messages[first:end], self.profile, rejected)
-            data = b",".join([encode(message) for message in converted])
+            data = b",".join([to_json(message) for message in converted])
             rounds.append(Round(end, data))
         copies = before.messages[:start]
         copies += copied(messages[start:])
@@ -353,7 +353,7 @@ def copied(value: Any) -> Any:
     return [copied(item) for item in value] if isinstance(value, list) else value
 
 
-def encode(value: Any) -> bytes:
+def to_json(value: Any) -> bytes:
     """The bytes of a part of a request, without what no server accepts (lone surrogates, NUL).
     Raises ModelError for what is no JSON."""
     try:

@@ -27,7 +27,7 @@ MAX_BODY = 50_000_000
 END_MARKS = {"[done]", "[end]", "</s>"}
 END: Any = object()  # the parsed form of an end mark
 BOM = b"\xef\xbb\xbf"
-CUT = "\n"  # the name of an event that the body ended in; no other event can be called so
+CUT_EVENT = "\n"  # the name of an event that the body ended in; no other event can be called so
 
 
 class Answer(Protocol):
@@ -71,7 +71,10 @@ def read_answer(
     idle_timeout: float,
     tap: Tap | None,
 ) -> Iterator[Event]:
-    """Feed an answer to the assembler; the deltas of it. Raises ModelError or Aborted."""
+    """Feed an answer to the assembler; the deltas of it. Raises ModelError or Aborted.
+
+    No generator: it waits for the first text, and returns the one that fits it.
+    """
     pieces = answer.pieces()
     if tap:
         tap.head(answer)
@@ -179,7 +182,7 @@ def _parse_event(event: str, data: str, had_finished: bool) -> Any:
     except (ValueError, RecursionError) as error:
         if event == "error":
             return {"error": data}
-        if event == CUT:
+        if event == CUT_EVENT:
             raise ModelError("incomplete", CUT_OFF, retryable=True) from error
         if had_finished:  # another end mark
             return END
@@ -191,7 +194,7 @@ def _parse_event(event: str, data: str, had_finished: bool) -> Any:
 
 
 def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
-    """(event name, data) of each event; CUT is the name of a last one without its blank line.
+    """(event name, data) of each event; CUT_EVENT is the name of a last one without its blank line.
 
     Comments, empty data and other fields are passed over.
     """
@@ -211,7 +214,7 @@ def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
             elif line.startswith("error:"):  # some servers send an error as a field of its own
                 yield "error", line[6:].strip()
     if any(data):  # perhaps whole, as a [DONE]
-        yield event if event == "error" else CUT, "\n".join(data)
+        yield event if event == "error" else CUT_EVENT, "\n".join(data)
 
 
 def _split_chunks(chunks: Iterable[bytes]) -> Iterator[list[str]]:
