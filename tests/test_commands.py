@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import coder.cli.commands  # noqa: F401  (which fills the table)
 from coder.cli.command_table import COMMANDS
 from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
