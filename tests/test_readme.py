@@ -117,7 +117,7 @@ MODELS: dict[str, Callable[[Body], Reply]] = {
 EXAMPLES = [
     example
     for text in PAGES.values()
-    for example in re.findall(r"```python\n(.*?)```\s*```text\n(.*?)```", text, re.S)
+    for example in re.findall(r"```python\n((?:(?!```).)*)```\s*```text\n(.*?)```", text, re.S)
 ]
 
 
