@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 
 from tests.harness import shell
@@ -73,6 +76,14 @@ COMMIT = "git -c user.name=me -c user.email=me@here commit -q"
 
 def make_workspace(folder: Path) -> Path:
     """A repository with sources, and with files that are no text, too long, ignored or secret."""
+    shutil.copytree(_template(), folder, dirs_exist_ok=True)
+    return folder
+
+
+@cache
+def _template() -> Path:
+    """Made once for each process, since git takes longer than a copy."""
+    folder = Path(tempfile.mkdtemp(prefix="template-"))
     tree(
         folder,
         {

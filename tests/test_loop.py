@@ -214,7 +214,7 @@ ROWS: dict[tuple[str, str], list[Row]] = {
             states="preparing asking finishing ended",
         ),
     ],
-    ("nothing at all", "neither after tool results nor for the second time"): [
+    ("nothing at all", "the first time, and not after tool results"): [
         Row(
             replies=[Reply(""), DONE],
             stop_reason="stop",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -22,6 +23,7 @@ import coder
 import coder.events
 import coder.types
 from coder.events import BaseEvent
+from coder.settings import SETTINGS, field_of
 from coder.types import CoderError
 
 ROOT = Path(__file__).parents[1]
@@ -276,3 +278,26 @@ def test_a_name_that_is_not_there_is_an_attribute_error_and_an_import_error() ->
         exec("from coder import Nonsense")
     exec("from coder import *", names := {})
     assert set(coder.__all__) <= set(names)
+
+
+# ---- what belongs to a new thing -------------------------------------------------------------------
+
+
+def names_in(*modules: str) -> set[str]:
+    """The names and attributes that these modules use."""
+    nodes = [node for module in modules for node in ast.walk(trees()[module])]
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
+def test_every_event_is_shown_in_the_terminal_or_is_known_to_be_silent() -> None:
+    silent = {"MessageEnd", "StepEnd"}  # their texts and their tools have been shown by then
+    shown = names_in("coder.cli.render", "coder.cli.questions")
+    every = {kind.__name__ for kind in get_args(coder.events.Event)}
+    assert every - shown == silent
+
+
+def test_every_setting_is_read_by_another_module() -> None:
+    inner = {"CODER_PRICES", "CODER_ALLOW_HTTP"}  # by `price_of` and `load`
+    read = names_in(*(module for module in FILES if module != "coder.settings"))
+    assert {name for name in SETTINGS if field_of(name) not in read} == inner
