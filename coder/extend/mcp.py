@@ -39,15 +39,20 @@ from coder.types import T, ToolError, ToolResult
 START = 60  # seconds for a server to start; `npx` may download it
 CALL = 300  # seconds for a call
 MAX_NAME = 64  # characters of a tool's name, by the API
+UNKNOWN_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 MAX_STDERR = 1_000_000  # bytes that are kept of a program's standard error
 MANY = 40_000  # characters of all tools, which each request sends; above it, a notice says so
+NO_WAIT = -1.0  # a time that is over
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")  # ${NAME} and ${NAME:-default}
 REJECTED = {"$schema", "allOf", "anyOf", "enum", "not", "oneOf"}  # by APIs, at the top
 to_json = partial(json.dumps, ensure_ascii=False)
 
 
 def expand(entry: Any, cwd: Path) -> Any:
-    """Replace `${NAME}` and `${NAME:-default}` in all texts. Raises ValueError for a variable that is not set."""
+    """Replace `${NAME}` and `${NAME:-default}` in all texts.
+
+    Raises ValueError for a variable that is not set.
+    """
     values = os.environ | {"PWD": str(cwd)}
 
     def value_of(variable: re.Match[str]) -> str:
@@ -118,7 +123,7 @@ class Server:
             self.client = None
 
     async def _client(self, stack: AsyncExitStack) -> Any:
-        """The client of a program or an address. Raises ValueError for an entry that has neither."""
+        """The client of a program or an address. Raises ValueError if the entry has neither."""
         import httpx2
         from mcp import Client, StdioServerParameters
         from mcp.client.streamable_http import streamable_http_client
@@ -134,18 +139,27 @@ class Server:
             return Client(checked(transport, self.left_out))
         if "url" not in entry or entry.get("type") == "sse":
             raise ValueError("a server needs a command, or a url of streamable HTTP")
-        hooks = {"response": [bounded]}
-        http = httpx2.AsyncClient(headers=entry.get("headers"), timeout=CALL, event_hooks=hooks)
+        http = httpx2.AsyncClient(
+            headers=entry.get("headers"),
+            timeout=CALL,
+            event_hooks={"response": [bounded]},
+        )
         await stack.enter_async_context(http)
-        site = streamable_http_client(entry["url"], http_client=http, max_sse_event_size=MAX_RESULT)
+        site = streamable_http_client(
+            entry["url"],
+            http_client=http,
+            max_sse_event_size=MAX_RESULT,
+        )
         return Client(checked(site, self.left_out))
 
     def _reason(self, error: BaseException) -> str:
         """Why it failed, in one line: the error, and what the program wrote last on stderr."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 2000))
-        last = self._stderr.read(2000).decode("utf-8", "replace").strip().rpartition("\n")[2]
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - 2000))
+        written = self._stderr.read(2000).decode("utf-8", "replace")
+        last = written.strip().rpartition("\n")[2]
         if isinstance(error, TimeoutError):
             text = f"not ready after {START} s"
         else:
@@ -168,7 +182,8 @@ class Server:
         except MCPError as error:
             if TOO_LONG in error.message:
                 raise ToolError(TOO_LONG) from None
-            if error.code != CONNECTION_CLOSED and error.message != "Session terminated":
+            has_ended = error.code == CONNECTION_CLOSED or error.message == "Session terminated"
+            if not has_ended:
                 raise ToolError(error.message) from None
             await self.close()
             why = f"the MCP server {self.name} ended: {self._reason(error)}"
@@ -176,7 +191,7 @@ class Server:
 
 
 def result_of(result: Any) -> ToolResult:
-    """A CallToolResult as a ToolResult: texts and images; structured content if there is no text."""
+    """A CallToolResult as a ToolResult: texts and images, else its structured content."""
     blocks = [block.model_dump(by_alias=True, mode="json") for block in result.content]
     parts = [_part(block) for block in blocks]
     texts = [part["text"] for part in parts if "text" in part]
@@ -206,8 +221,8 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
 
 
 class Servers:
-    """The servers of a file, for a session in `cwd` (or the present folder). They start at once; one thread runs the
-    event loop of the package `mcp` for all."""
+    """The servers of a file, for a session in `cwd` (or the present folder). They start at once;
+    one thread runs the event loop of the package `mcp` for all."""
 
     def __init__(self, path: Path, cwd: Path | None = None) -> None:
         self.servers: list[Server] = []
@@ -216,12 +231,15 @@ class Servers:
         cwd = cwd or Path.cwd()
         try:
             check_ownership(path)
-            entries = json.loads(path.read_text("utf-8"))["mcpServers"].items()
-            self.servers = [Server(name, entry, path.parent, cwd) for name, entry in entries]
+            entries = json.loads(path.read_text("utf-8"))["mcpServers"]
+            self.servers = [
+                Server(name, entry, folder=path.parent, cwd=cwd) for name, entry in entries.items()
+            ]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self._problems = [f"{path} is ignored: {type(error).__name__}: {error}"]
         self._starting = {server: self._submit(server.connect()) for server in self.servers}
         self._are_many_reported = False
+        self._are_late_reported = False
         self._deadline = 0.0  # of the wait for them, once it has begun
         for name in ("mcp", "client", "asyncio"):  # what they log would go to stderr
             logging.getLogger(name).addHandler(logging.NullHandler())
@@ -232,37 +250,46 @@ class Servers:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def wait(self, abort: Abort, seconds: float = START) -> Events[None]:
-        """Wait until each server is ready or has failed, `seconds` from the first call on. Raises Aborted.
+        """Wait until each server is ready or has failed, `seconds` from the first call on. Raises
+        Aborted.
 
         A notice, once, for those that have failed, and for those that are late.
         """
-        self._deadline = self._deadline or time.monotonic() + seconds
+        if not self._deadline:
+            self._deadline = time.monotonic() + seconds
         while wait(self._starting.values(), TICK).not_done and time.monotonic() < self._deadline:
             abort.check()
+        for problem in self._take_problems():
+            yield Notice(problem)
+        if self._starting and not self._are_late_reported:
+            self._are_late_reported = True
+            self._deadline = NO_WAIT
+            names = ", ".join(server.name for server in self._starting)
+            yield Notice(f"MCP servers still starting: {names}. A later prompt has their tools.")
+
+    def _take_problems(self) -> list[str]:
+        """What is wrong with the file, and with the servers that are ready or have failed; once."""
         done = [server for server, future in self._starting.items() if future.done()]
         for server in done:
             del self._starting[server]
         problems = self._problems + _problems_of(done)
         self._problems = []
-        if self._starting and self._deadline > 0:
-            self._deadline = -1.0  # reported; no later call waits
-            names = ", ".join(server.name for server in self._starting)
-            problems.append(f"MCP servers still starting: {names}. A later prompt has their tools.")
-        for problem in problems:
-            yield Notice(problem)
+        return problems
 
     def tools(self) -> list[Tool]:
         """The tools of all servers that are ready, or were."""
         tools: dict[str, Tool] = {}
         for server in self.servers:
             for offered in server.tools:
-                name = re.sub(r"[^a-zA-Z0-9_-]", "_", f"{server.name}__{offered.name}")[:MAX_NAME]
+                name = f"{server.name}__{offered.name}"
+                name = UNKNOWN_IN_NAMES.sub("_", name)[:MAX_NAME]
                 if name in tools:  # another name that is the same in these characters
                     name = f"{name[: MAX_NAME - 5]}_{len(tools):04}"
                 schema = offered.input_schema
+                description = offered.description or ""
                 tools[name] = Tool(
                     name=name,
-                    description=(offered.description or "")[:2_000],  # each request holds it
+                    description=description[:2_000],  # each request holds it
                     parameters={key: schema[key] for key in schema if key not in REJECTED},
                     function=partial(self._call, server, offered.name),
                     title=to_json,
@@ -312,7 +339,8 @@ class Servers:
 
     def close(self) -> None:
         """End all of them; what takes longer than GRACE is left to `stop_all`."""
-        servers, self.servers = self.servers, []  # it may be called twice
+        servers = self.servers
+        self.servers = []  # it may be called twice
         if servers and self._loop.is_running():
             wait([self._submit(server.close()) for server in servers], GRACE)
             self._loop.call_soon_threadsafe(self._loop.stop)

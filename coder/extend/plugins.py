@@ -1,4 +1,5 @@
-"""Plugins: the user's tools, hooks, commands and subscribers, from Python files and installed packages.
+"""Plugins: the user's tools, hooks, commands and subscribers, from Python files and installed
+packages.
 
     def setup(api):                       # in ~/.config/coder/plugins/weather.py, or named by an
         api.add_tool(forecast)            # entry point of the group "coder.plugins"
@@ -27,17 +28,19 @@ from coder.extend.guard import Guard
 from coder.hooks import Hooks
 from coder.permissions.ownership import check_ownership
 from coder.toolset import Tool
-from coder.types import Report
+from coder.types import Report, ignore
 
 GROUP = "coder.plugins"
+Function = Callable[[str], str | None]
+Subscriber = Callable[[Event], Any]
 
 
 @dataclass
 class Command:
-    """`/name ARGUMENT` at the prompt: the function gets the argument and returns the text to show, or None."""
+    """`/name ARGUMENT` at the prompt: `function` returns the text to show for it, or None."""
 
     name: str
-    function: Callable[[str], str | None]
+    function: Function
     help: str = ""
 
 
@@ -53,7 +56,7 @@ class PluginApi:
     tools: list[Tool] = field(default_factory=list)
     hooks: list[Guard] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
-    subscribers: list[Callable[[Event], Any]] = field(default_factory=list)
+    subscribers: list[Subscriber] = field(default_factory=list)
 
     def add_tool(self, tool: Tool | Callable[..., Any]) -> None:
         """Offer a tool (or a function, see coder.toolset) to the model.
@@ -72,7 +75,7 @@ class PluginApi:
         name = f"{self.name}: {type(hook).__name__}"
         self.hooks.append(Guard(hook, name=name, seconds=seconds, closed=closed))
 
-    def add_command(self, name: str, function: Callable[[str], str | None], help: str = "") -> None:  # noqa: A002 (what it is)
+    def add_command(self, name: str, function: Function, help: str = "") -> None:  # noqa: A002
         """Add `/name` to the prompt; lower-case letters only.
 
         Raises ValueError for another name, or one that is taken.
@@ -82,7 +85,7 @@ class PluginApi:
         self._take(f"/{name}")
         self.commands.append(Command(name, function, help))
 
-    def subscribe(self, subscriber: Callable[[Event], Any]) -> None:
+    def subscribe(self, subscriber: Subscriber) -> None:
         """Call this with every event of every run."""
         self.subscribers.append(subscriber)
 
@@ -92,13 +95,17 @@ class PluginApi:
         self.taken.add(name)
 
 
+Setup = Callable[[PluginApi], Any]
+
+
 class Plugins(PluginApi):
     """What the files in `folder` (by name) and the installed plugins register.
 
-    `taken`: names of tools, and of commands with a slash. `report` gets a sentence for each plugin that fails.
+    `taken`: names of tools, and of commands with a slash. `report` gets a sentence for each plugin
+    that fails.
     """
 
-    def __init__(self, folder: Path, taken: Collection[str] = (), report: Report = str) -> None:
+    def __init__(self, folder: Path, taken: Collection[str] = (), report: Report = ignore) -> None:
         super().__init__("all", set(taken))
         self.report = report
         for name, load in _find_plugins(folder):
@@ -126,7 +133,7 @@ class Plugins(PluginApi):
                 self.report(f"A subscriber of {plugin} failed and is removed: {why}")
 
 
-def _run_file(path: Path) -> Callable[[PluginApi], Any]:
+def _run_file(path: Path) -> Setup:
     """Run the file as a module of its own; its `setup`."""
     check_ownership(path)
     name = f"coder_plugin_{path.stem}"
@@ -138,7 +145,7 @@ def _run_file(path: Path) -> Callable[[PluginApi], Any]:
     return module.setup  # type: ignore[no-any-return]
 
 
-def _find_plugins(folder: Path) -> Iterator[tuple[str, Callable[[], Callable[[PluginApi], Any]]]]:
+def _find_plugins(folder: Path) -> Iterator[tuple[str, Callable[[], Setup]]]:
     """(name, what returns its `setup`) of the folder's files and of the entry points of GROUP."""
     for path in sorted(folder.glob("*.py")):
         yield path.name, partial(_run_file, path)
