@@ -8,14 +8,14 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from pathlib import Path
 
 from coder.sessions.database import Database
 from coder.sessions.git import Git, blob_id
 
 MAX_STORED = 100_000_000  # bytes of a workspace's contents; steps may double it
-MAX_WAITING = 8_000_000  # bytes of contents in memory, before they are stored
+MAX_WAITING = 2_000_000  # bytes of contents in memory, before they are stored
 DAY = 86_400  # seconds
 KEPT_DAYS = 30
 
@@ -28,18 +28,22 @@ class BlobStore(Database):
     """
 
     what = "The file of undo"
+    version = 1
     wal = False
     schema = """
     PRAGMA auto_vacuum = full;
     CREATE TABLE IF NOT EXISTS blob (id TEXT PRIMARY KEY, used INTEGER, data BLOB);
     CREATE TABLE IF NOT EXISTS run (id INTEGER PRIMARY KEY, session TEXT, time INTEGER, data TEXT);
-    CREATE TABLE IF NOT EXISTS look (id INTEGER PRIMARY KEY, data TEXT);
+    CREATE TABLE IF NOT EXISTS file (path BLOB PRIMARY KEY, state TEXT) WITHOUT ROWID;
+    DROP TABLE IF EXISTS look;
+    PRAGMA user_version = 1;
     """
 
-    def __init__(self, root: str, data: str, deadline: Callable[[], float]) -> None:
+    def __init__(self, root: str, data: str, git: Git) -> None:
         name = f"{hashlib.sha256(os.fsencode(root)).hexdigest()}.db"
         super().__init__(Path(data, "snapshots", name))
-        self.git = Git(root, data, deadline)
+        self.git = git
+        self.in_git: Collection[str] = ()  # contents that git has
         self._waiting_blobs: dict[str, bytes] = {}
         self._waiting_bytes = 0
         with contextlib.suppress(OSError):
@@ -59,23 +63,30 @@ class BlobStore(Database):
     def add(self, data: bytes) -> str:
         """The id of a content, which `flush` will store if git does not have it."""
         blob = blob_id(data)
-        if blob not in self._waiting_blobs and blob not in self.git.blobs:
-            self._waiting_blobs[blob] = data
-            self._waiting_bytes += len(data)
-        if self._waiting_bytes > MAX_WAITING:
-            self.flush()
+        with self._lock:
+            if blob not in self._waiting_blobs and blob not in self.in_git:
+                self._waiting_blobs[blob] = data
+                self._waiting_bytes += len(data)
+            if self._waiting_bytes > MAX_WAITING:
+                self.flush()
         return blob
 
     def flush(self) -> None:
         """Store what waits."""
-        waiting = self._waiting_blobs
-        self._waiting_blobs = {}
-        self._waiting_bytes = 0
-        if waiting:
+        with self._lock:
+            waiting = self._waiting_blobs
+            self._waiting_blobs = {}
+            self._waiting_bytes = 0
+            if not waiting:
+                return
             now = int(time.time())
             rows = [(blob, now, zlib.compress(data, 1)) for blob, data in waiting.items()]
             update = "ON CONFLICT DO UPDATE SET used = excluded.used"
             self.execute(f"INSERT INTO blob VALUES (?, ?, ?) {update}", *rows)
+
+    def kept(self) -> set[str]:
+        """The ids of all contents that are stored."""
+        return {row["id"] for row in self.rows("SELECT id FROM blob")}
 
     def blobs(self, ids: Set[str]) -> dict[str, bytes]:
         """The contents with these ids that are still kept, here or by git."""
@@ -87,7 +98,10 @@ class BlobStore(Database):
         return contents | self.git.contents(ids - contents.keys())
 
     def prune(self, used: Collection[str]) -> None:
-        """Remove what was not used for KEPT_DAYS, also of other workspaces; after a day, if there is little room."""
+        """Remove what was not used for KEPT_DAYS, also of other workspaces.
+
+        If there is little room, what was not used for a day.
+        """
         now = int(time.time())
         a_day_ago = now - DAY
         oldest = now - KEPT_DAYS * DAY

@@ -1,431 +1,461 @@
 """Which files of a workspace have changed since the last look, and what they were: what undo needs.
 
     files = WorkspaceFiles(root, data)
-    files.start()                # before a run: all files, read where their stamps are new
-    files.look()                 # what has changed since
+    files.survey()        # what is there; what git has is known then
+    files.read_rest()     # another thread may look meanwhile
+    files.look()          # what has changed since the last look
 
-On Linux the kernel reports changed paths, so that a look at nothing costs nothing; else each look goes through the
-folder. Left out: what git ignores (where there is no repository, folders that tools make), .git, repositories
-inside of the workspace, sockets and devices, and what is too large or too much.
+A file is in one of three states: git has it as it is (a repository of 100,000 files is covered
+without reading one), it was read, or it is `unread`: what it was is lost if it changes now.
+
+On Linux the kernel reports changed paths, so that a look at nothing costs nothing; else each look
+goes through the folder. Left out is what FolderScan leaves out, and what is too large or too much.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import stat
-import struct
-import sys
+import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from coder.sessions.blobs import MAX_STORED, BlobStore
-from coder.sessions.git import blob_id
-from coder.tools.workspace import TOOL_FOLDERS, fill_file, link_file, put_file
+from coder.sessions.file_states import (
+    MAX_FILE,
+    Entry,
+    Pair,
+    State,
+    content_at,
+    info_at,
+    is_within,
+    link_of,
+    stamp_of,
+    state_from,
+)
+from coder.sessions.folder_scan import FolderScan, Level
+from coder.sessions.folder_watch import FolderWatch
+from coder.sessions.git import Git, Programs, blob_id
+from coder.sessions.git_index import GitIndex
+from coder.tools.workspace import fill_file, link_file, put_file
 
-SECONDS = 1.8  # that a look may keep a tool waiting, before a bit to store
-MAX_FILE = 2_000_000  # bytes of a file that is kept
 CLOCK = 20_000_000  # nanoseconds by which the kernel's clock of files may be behind
-LEVELS = 8  # of folders for which git is asked one by one
-MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's memory
-Info = os.stat_result
+BATCH = 200  # files that are read between two looks at what was reported
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A file: type and permissions, blob id ("": not kept), and its inode if it has several names, else 0."""
+@dataclass
+class Changes:
+    """What a look has found: the files that changed, and those whose change cannot be undone."""
 
-    mode: int
-    blob: str
-    link: int = field(default=0, compare=False)
-
-
-Pair = tuple[Entry | None, Entry | None]  # before, after; None: no file
-
-
-class FolderWatch:
-    """The paths below `root` that the kernel reports as changed, in the folders that were added."""
-
-    # modify, attrib, close_write, moved_from, moved_to, create, delete; onlydir, dont_follow
-    MASK = 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x1000000 | 0x2000000
-    OVERFLOW, IGNORED = 0x4000, 0x8000
-    EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name behind it
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self._folders: dict[int, str] = {}
-        self._fd = -1
-        if sys.platform == "linux":
-            import ctypes
-
-            self._libc = ctypes.CDLL(None)
-            self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def add(self, folder: str) -> None:
-        """Watch a folder, if it is one. Where the kernel has no room, nothing is watched."""
-        if self._fd >= 0:
-            path = os.path.join(self.root, folder)
-            watch = self._libc.inotify_add_watch(self._fd, os.fsencode(path), self.MASK)
-            if watch >= 0:
-                self._folders[watch] = folder
-            refused = watch < 0 and os.path.isdir(path) and os.access(path, os.R_OK)
-            if refused or len(self._folders) > MAX_FOLDERS:
-                self.close()
-
-    def take(self) -> set[str]:
-        """The paths reported since the last call; with "", any path may have changed."""
-        changed, data = set[str]() if self._fd >= 0 else {""}, b""
-        with contextlib.suppress(BlockingIOError):
-            while self._fd >= 0:
-                data += os.read(self._fd, 1 << 18)
-        at = 0
-        while at < len(data):
-            watch, mask, _, size = self.EVENT.unpack_from(data, at)
-            at += self.EVENT.size + size
-            name = os.fsdecode(data[at - size : at].rstrip(b"\0"))
-            if mask & self.OVERFLOW:
-                changed.add("")
-            elif mask & self.IGNORED and self._folders.get(watch) == "":
-                changed.add("")  # the workspace is removed, and may be made again
-                self.close()
-            elif watch in self._folders and name:
-                changed.add(f"{self._folders[watch]}/{name}".lstrip("/"))
-        return changed
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
-
-
-class State(NamedTuple):
-    """A file at the last look; what has the same stamp is the same."""
-
-    mode: int
-    blob: str
-    stamp: int
-    link: int = 0
-
-    @property
-    def entry(self) -> Entry:
-        return Entry(self.mode, self.blob, self.link)
+    files: dict[str, Pair] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
 
 
 class WorkspaceFiles:
-    """The files of a workspace. Paths are relative to it; "" is the workspace itself."""
+    """The files of a workspace. Paths are relative to it; "" is the workspace itself.
+
+    `is_surveyed`: is it known which files there are? `left_out`: how many there was no room for.
+    One thread may call `survey` and `read_rest` while another one calls the other methods.
+    """
 
     def __init__(self, root: str, data: str) -> None:
-        self.root, self.data = root, data
-        self.ready = False  # has a first look been made?
-        self.left_out = 0  # files and folders that it had no time or room for
-        self.deadline = math.inf  # of the look under way; another thread may bring it forward
+        self.root = root
+        self.data = data
+        self.is_surveyed = False
+        self.left_out = 0
+        self.may_read = threading.Event()  # is no tool at work? Else a file may just change
+        self.may_read.set()
         self._watch = FolderWatch(root)
-        self._files: dict[str, State] = {}
-        self._linked: set[str] = set()  # files with several names
+        self._programs = Programs(root)
+        self._closing = threading.Event()
+        self._lock = threading.RLock()  # for what follows
+        self._files: dict[str, State] = {}  # that were read
+        self._in_git: dict[str, str] = {}  # blobs of files that are as git has them
+        self._mode_in_git = 0  # which these have
+        self._unread: dict[str, int] = {}  # stamps of files, or 0 if the kernel reports changes
         self._folders: set[str] = set()
-        self._ignored_paths: set[str] = set()
-        self._unreached_folders: set[str] = set()  # folders for which the first look had no time
-        self._piped_folders: set[str] = set()  # whose rules git would wait for: they are a pipe
-        self._git_works = True
+        self._polled: set[str] = set()  # files of which the kernel may not report a change
+        self._reported: set[str] = set()  # since the last look
+        self._looks = 0
+        self._was_surveyed = False  # at the last look
+
+    @cached_property
+    def _git(self) -> Git:
+        return Git(self.root, self.data, self._programs)
 
     @cached_property
     def store(self) -> BlobStore:
         """Opened when it is needed. Raises StoreError."""
-        return BlobStore(self.root, self.data, lambda: self.deadline)
+        return BlobStore(self.root, self.data, self._git)
 
-    def start(self) -> None:
-        """Look at everything, as the state before a run, until the `deadline`."""
-        began = time.time_ns()
-        self._watch.take()  # what was reported so far is looked at now
-        self._ignored_paths, self._unreached_folders = (
-            {os.path.relpath(self.data, self.root)},
-            set(),
-        )
-        self._git_works = True
-        git = self.store.git
-        git.read_index()
-        inside = above = set(git.tracked)
-        while above := {path.rpartition("/")[0] for path in above} - inside:
-            inside = inside | above  # the folders that they are in
-        found, self._folders = self._scan([""], inside)
-        kept = {row["id"] for row in self.store.rows("SELECT id FROM blob")} | git.blobs
-        known = self._files or self._saved_states()
-        states = {
-            path: state._replace(link=_link(info))
-            for path, info in found.items()
-            if (state := known.get(path)) and state.blob in kept and state.stamp == _stamp(info)
-        }
-        new = {path: info for path, info in found.items() if path not in states}
-        rules = [path for path in found if path.endswith(".gitattributes")]
+    @cached_property
+    def _index(self) -> GitIndex:
+        return GitIndex(self._git)
+
+    @cached_property
+    def _scan(self) -> FolderScan:
+        own_folder = os.path.relpath(self.data, self.root)
+        scan = FolderScan(self.root, self._git, self._watch, own_folder)
+        scan.is_known = self._is_known
+        scan.closing = self._closing
+        return scan
+
+    def _is_known(self, path: str) -> bool:
+        """Is a file or folder covered, also if a rule ignores it?"""
+        if path in self._index.tracked or path in self._index.folders:
+            return True
+        return path in self._files or path in self._folders or path in self._unread
+
+    # ---- the first look
+
+    def survey(self) -> None:
+        """Find all files, and those that git has as they are. Raises StoreError, OSError."""
+        self._began = time.time_ns()
+        with self._lock:
+            index = self._index
+            scan = self._scan
+            store = self.store
+        # What git added, and when
+        index.read()
+        store.in_git = index.blobs
+        # Folders are listed and watched while a program looks at permissions
+        index.begin_search()
+        self._watch.begin()
+        found = scan.below([""])
+        # From now on changes are reported: what has changed up to now is not as git has it
+        index.compare(path for path in found.files if path.endswith(".gitattributes"))
+        plain = self._plain_files(found.files)
+        unread = self._stamps(found.files - plain.keys())
+        with self._lock:
+            for path in self._polled:  # `keep` knows what they were
+                plain.pop(path, None)
+                unread.pop(path, None)
+            self._in_git = plain
+            self._mode_in_git = index.mode
+            self._unread = unread
+            self._folders = found.folders
+            self.is_surveyed = not self._closing.is_set()
+
+    def _plain_files(self, files: Iterable[str]) -> dict[str, str]:
+        """The blobs of the files that need not even be looked at, since a change will be reported."""
+        if not self._watch.works:
+            return {}
+        blobs = {path: self._index.plain_blob_of(path) for path in files}
+        return {path: blob for path, blob in blobs.items() if blob}
+
+    def _stamps(self, files: Iterable[str]) -> dict[str, int]:
+        """By what a change of a file shows, if it is not reported."""
+        if self._watch.works:
+            return dict.fromkeys(files, 0)
+        return {path: stamp_of(info) for path, info in self._infos(files).items()}
+
+    def read_rest(self) -> None:
+        """Read all files that are unread, until `close`. Raises StoreError."""
+        saved = self._saved_states()
+        while self._unread and not self._closing.is_set():
+            self._read_unread(saved)
+            if self._watch.works:
+                break  # what is left was just changed, and will be read by the next look
+        if not self._closing.is_set():
+            with self._lock:
+                states = dict(self._files)
+            self._forget_states(saved.keys() - states.keys())
+            self.store.prune({state.blob for state in states.values()})
+
+    def _read_unread(self, saved: dict[str, State]) -> None:
+        """Read the unread files once. Small ones come first: there may be no room for all."""
+        # Files that are as an earlier process has read them, or as git has them
+        sizes: dict[str, int] = {}
+        for batch in self._batches(list(self._unread)):
+            looks = self._looks
+            known: dict[str, State] = {}
+            for path, info in self._infos(batch).items():
+                sizes[path] = info.st_size
+                state = self._known_state(path, info, saved)
+                if state:
+                    known[path] = state
+            self._record(known, looks)
+        # The others
+        rest = [path for path in sizes if path in self._unread]
+        rest.sort(key=lambda path: (sizes[path], path))
+        for batch in self._batches(rest):
+            looks = self._looks
+            read = {path: self._read(path, room=MAX_STORED) for path in batch}
+            recorded = self._record(read, looks)
+            self.store.flush()
+            self._save_states(recorded)
+            for path, state in recorded.items():
+                if not state.blob and sizes[path] <= MAX_FILE:
+                    self.left_out += 1
+
+    def _batches(self, paths: list[str]) -> Iterator[list[str]]:
+        """Some of the paths at a time, if no tool may change them without a report."""
+        for start in range(0, len(paths), BATCH):
+            if not self._watch.works:
+                self.may_read.wait()
+            if self._closing.is_set():
+                return
+            yield paths[start : start + BATCH]
+
+    def _infos(self, paths: Iterable[str]) -> dict[str, os.stat_result]:
+        """Facts of the files that are still there."""
+        infos: dict[str, os.stat_result] = {}
+        for path in paths:
+            with contextlib.suppress(OSError):
+                infos[path] = os.lstat(os.path.join(self.root, path))
+        return infos
+
+    def _record(self, states: Mapping[str, State | None], looks: int) -> dict[str, State]:
+        """Take these for the states of unread files; not of those that a tool may have changed since `looks`."""
+        recorded: dict[str, State] = {}
+        with self._lock:
+            self._take_reports()
+            if not self._watch.works and looks != self._looks:
+                return {}
+            for path, state in states.items():
+                is_changed = is_within(path, self._reported)
+                if state and path in self._unread and not is_changed:
+                    self._set_state(path, state)
+                    recorded[path] = state
+        return recorded
+
+    def _take_reports(self) -> None:
+        if self._watch.works:
+            self._reported |= self._watch.take()
+
+    def _known_state(
+        self, path: str, info: os.stat_result, saved: dict[str, State]
+    ) -> State | None:
+        """The state of a file that need not be read; None if it has to be."""
+        state = saved.get(path)
+        if state and state.stamp == stamp_of(info):
+            return state._replace(link=link_of(info))
+        blob = self._index.blob_of(path)
         # What is newer may have changed since git looked
-        old = (path for path, info in new.items() if info.st_ctime_ns < began - CLOCK)
-        sizes = {path: new[path].st_size for path in old if new[path].st_size <= MAX_FILE}
-        blobs = git.unchanged(sizes, rules)
-        states |= {path: _state(new[path], blob) for path, blob in blobs.items()}
-        self.left_out = len(self._unreached_folders)
-        for path, info in sorted(new.items(), key=lambda each: (each[1].st_size, each[0])):
-            if path not in states:
-                self.left_out += self._is_full(MAX_STORED) and info.st_size <= MAX_FILE
-                states[path] = self._read(path, info, MAX_STORED)
-        self._files = states
-        self._linked = {path for path, state in states.items() if state.link}
-        self.store.flush()
-        if states != known:
-            self.store.execute("INSERT OR REPLACE INTO look VALUES (1, ?)", (json.dumps(states),))
-        self.store.prune({state.blob for state in states.values()})
-        self.ready = True
+        if blob and info.st_ctime_ns < self._began - CLOCK and info.st_size <= MAX_FILE:
+            return state_from(info, blob)
+        return None
 
     def _saved_states(self) -> dict[str, State]:
-        """The files as the first look of an earlier process has read them."""
-        rows = self.store.rows("SELECT data FROM look")
-        saved = json.loads(rows[0]["data"]) if rows else {}
-        return {path: State(*state) for path, state in saved.items()}
+        """The files as earlier processes have read them, if their contents are kept."""
+        kept = self.store.kept() | self._index.blobs
+        states: dict[str, State] = {}
+        for row in self.store.rows("SELECT path, state FROM file"):
+            state = State(*json.loads(row["state"]))
+            if state.blob in kept:
+                states[os.fsdecode(row["path"])] = state
+        return states
 
-    def look(self) -> tuple[dict[str, Pair], list[str]]:
-        """The files that have changed since the last look; and those of which the old or the new content is not kept."""
-        self.deadline = time.monotonic() + SECONDS
-        places = self._watch.take()
-        places |= self._changed_links()
-        found, folders = self._scan(places)
-        gone = places & self._files.keys()
-        if within := places & self._folders:
-            gone |= {path for path in self._files if _is_within(path, within)}
-            self._folders = {path for path in self._folders if not _is_within(path, within)}
-        self._folders |= folders
-        files: dict[str, Pair] = {}
-        lost = []
-        for path in sorted(found.keys() | gone):
-            old, info = self._files.pop(path, None), found.get(path) or self._info(path)
-            if info and old and path not in places and old.stamp == _stamp(info):
-                new: State | None = old
-            else:
-                new = self._read(path, info) if info and not stat.S_ISDIR(info.st_mode) else None
-            self._linked.discard(path)
-            if new:
-                self._files[path] = new
-                self._linked |= {path} if new.link else set()
-            known = old or not _is_within(path, self._unreached_folders)
-            if known and all(state.blob for state in (old, new) if state):
-                pair = old and old.entry, new and new.entry
-                if pair[0] != pair[1]:
-                    files[path] = pair
-            elif not (old and new and old.stamp == new.stamp):
-                lost.append(path)
-        self.store.flush()
-        return files, lost
+    def _save_states(self, states: dict[str, State]) -> None:
+        rows = [(os.fsencode(path), json.dumps(state)) for path, state in states.items()]
+        self.store.execute("INSERT OR REPLACE INTO file VALUES (?, ?)", *rows)
+
+    def _forget_states(self, paths: Iterable[str]) -> None:
+        rows = [(os.fsencode(path),) for path in paths]
+        self.store.execute("DELETE FROM file WHERE path = ?", *rows)
+
+    # ---- looking again
+
+    @property
+    def unread(self) -> int:
+        """How many files are not read yet."""
+        return len(self._unread)
+
+    def keep(self, path: str) -> None:
+        """Read a file now that a tool is about to write, however far the first look has come."""
+        with self._lock:
+            if not self.is_surveyed:
+                if path not in self._polled:
+                    self._renew(path)
+                    self._polled.add(path)
+            elif path in self._unread:
+                self._take_reports()
+                info = info_at(self.root, path)
+                stamp = self._unread[path]
+                is_changed = is_within(path, self._reported)
+                if info and not is_changed and stamp in (0, stamp_of(info)):
+                    self._renew(path)
+
+    def look(self) -> Changes:
+        """What has changed since the last look. Before the survey is done, only files of `keep`."""
+        changes = Changes()
+        with self._lock:
+            self._looks += 1
+            was_surveyed = self._was_surveyed
+            self._was_surveyed = self.is_surveyed
+            polled = self._changed_polled()
+            places = polled | self._reports()
+            listed = Level()
+            gone: set[str] = set()
+            if self.is_surveyed and places:
+                listed = self._scan.below(places)
+                gone = self._paths_at(places)
+                self._folders |= listed.folders
+            for path in sorted(polled | gone | listed.files):
+                info = self._info(path, path in listed.files)
+                if not was_surveyed and path not in polled:
+                    self._renew(path)
+                elif path in places or not self._is_same(path, info):
+                    self._compare(path, changes)
+            self.store.flush()
+        return changes
+
+    def _changed_polled(self) -> set[str]:
+        """Files that have changed, of which the kernel reports one of several names at most, or none."""
+        changed: set[str] = set()
+        for path in self._polled:
+            if not self._is_same(path, info_at(self.root, path)):
+                changed.add(path)
+        return changed
+
+    def _reports(self) -> set[str]:
+        """Where files may have changed since the last look."""
+        if not self.is_surveyed:
+            return set()
+        reported = self._reported | self._watch.take()
+        self._reported = set()
+        return reported
+
+    def _paths_at(self, places: set[str]) -> set[str]:
+        """The files that were at and below these places, which are folders no more."""
+        paths = {place for place in places if self._before(place)}
+        gone = places & self._folders
+        if gone:
+            for states in (self._files, self._in_git, self._unread):
+                paths |= {path for path in states if is_within(path, gone)}
+            self._folders = {path for path in self._folders if not is_within(path, gone)}
+        return paths
+
+    def _info(self, path: str, is_listed: bool) -> os.stat_result | None:
+        """Facts of a file; one that was listed is reached through no link."""
+        if is_listed:
+            return self._infos([path]).get(path)
+        return info_at(self.root, path)
+
+    def _before(self, path: str) -> State | None:
+        """A file at the last look; None if there was none."""
+        if path in self._in_git:
+            return State(self._mode_in_git, self._in_git[path], stamp=0)
+        if path in self._unread:
+            return State(mode=0, blob="", stamp=self._unread[path])
+        return self._files.get(path)
+
+    def _is_same(self, path: str, info: os.stat_result | None) -> bool:
+        before = self._before(path)
+        if before is None or info is None:
+            return before is None and info is None
+        return before.stamp == stamp_of(info)
+
+    def _compare(self, path: str, changes: Changes) -> None:
+        """Add what has become of a file to the changes."""
+        before = self._before(path)
+        after = self._renew(path)
+        is_kept = all(state.blob for state in (before, after) if state)
+        if is_kept:
+            old = before.entry if before else None
+            new = after.entry if after else None
+            if old != new:
+                changes.files[path] = (old, new)
+        elif not (before and after and before.stamp == after.stamp):
+            changes.lost.append(path)
+
+    def _renew(self, path: str) -> State | None:
+        """Read a file again, as it is now; None if there is none."""
+        after = self._read_any(path)
+        self._in_git.pop(path, None)
+        self._unread.pop(path, None)
+        self._files.pop(path, None)
+        self._polled.discard(path)
+        if after:
+            self._set_state(path, after)
+        return after
+
+    def _set_state(self, path: str, state: State) -> None:
+        self._files[path] = state
+        self._unread.pop(path, None)
+        self._in_git.pop(path, None)
+        if state.link:
+            self._polled.add(path)
+
+    def _read_any(self, path: str) -> State | None:
+        info = info_at(self.root, path)
+        if info is None or stat.S_ISDIR(info.st_mode):
+            return None
+        return self._read(path, room=2 * MAX_STORED)
+
+    def _read(self, path: str, room: int) -> State | None:
+        """A file as it is, with its content in the store if there is room; None if there is none."""
+        try:
+            if self.store.stored <= room:
+                data, info = content_at(self.root, path)
+                return state_from(info, self.store.add(data))
+        except OSError:
+            pass
+        try:
+            return state_from(os.lstat(os.path.join(self.root, path)), "")
+        except OSError:
+            return None
+
+    # ---- taking back
 
     def entry(self, path: str) -> Entry | None:
         """A file as it is now."""
-        info = self._info(path)
-        if not info or stat.S_ISDIR(info.st_mode):
+        info = info_at(self.root, path)
+        if info is None or stat.S_ISDIR(info.st_mode):
             return None
-        blob = ""
-        with contextlib.suppress(OSError):
-            blob = blob_id(self._load(path, info))
-        return _state(info, blob).entry
+        try:
+            data, info = content_at(self.root, path)
+        except OSError:
+            return state_from(info, "").entry
+        return state_from(info, blob_id(data)).entry
 
     def put(self, path: str, data: bytes, goal: Entry, made: dict[int, str]) -> None:
         """Make a file what it was. Raises OSError.
 
-        If it was one of several names of an inode, it is so again: the inode is filled in its place, so that its names
-        outside of the workspace have the content as well, or the file becomes one more name of another one. `made` are
-        the files that were made before, by what their inodes were.
+        If it was one of several names of an inode, it is so again: the inode is filled in its
+        place, so that its names outside of the workspace have the content as well, or the file
+        becomes one more name of another one. `made` are the files that were made before, by what
+        their inodes were.
         """
-        place = Path(self.root, path)
-        if goal.link:
-            first = made.setdefault(goal.link, path)
+        target = Path(self.root, path)
+        if goal.link and self._put_link(path, data, goal, made):
+            return
+        put_file(target, data, goal.mode, sync=False)
+
+    def _put_link(self, path: str, data: bytes, goal: Entry, made: dict[int, str]) -> bool:
+        """Fill the inode that the file was, or give another name to it; False if there is none."""
+        target = Path(self.root, path)
+        first = made.setdefault(goal.link, path)
+        if first == path:
             with contextlib.suppress(OSError):  # it is not there, or cannot be written to
-                if first == path and fill_file(place, data, goal.mode, goal.link):
-                    return
-            with contextlib.suppress(OSError):  # the content counts more
-                names = [first] if first != path else self._names(goal)
-                if names:
-                    link_file(Path(self.root, names[0]), place)
-                    return
-        put_file(place, data, goal.mode, sync=False)
+                if fill_file(target, data, goal.mode, goal.link):
+                    return True
+        with contextlib.suppress(OSError):  # the content counts more
+            names = [first] if first != path else self._names(goal)
+            if names:
+                link_file(Path(self.root, names[0]), target)
+                return True
+        return False
 
     def _names(self, goal: Entry) -> list[str]:
         """Files of the workspace that are a name of this inode, with this content."""
-        found = list[str]()
-        for path in self._files or self._saved_states():
-            info = self._info(path)
+        found: list[str] = []
+        with self._lock:
+            paths = self._files.keys() | self._saved_states().keys()
+        for path in paths:
+            info = info_at(self.root, path)
             if info and info.st_ino == goal.link and self.entry(path) == goal:
                 found.append(path)
         return found
 
-    def _changed_links(self) -> set[str]:
-        """Files with several names that have changed: the kernel reports one of these at most."""
-        changed = set[str]()
-        for path in self._linked:
-            with contextlib.suppress(OSError):
-                if _stamp(os.lstat(os.path.join(self.root, path))) != self._files[path].stamp:
-                    changed.add(path)
-        return changed
-
-    def close(self) -> None:
-        self._watch.close()
-
-    # ---- finding
-
-    def _scan(
-        self, places: Iterable[str], known: Collection[str] = ()
-    ) -> tuple[dict[str, Info], set[str]]:
-        """The files at and below these places, and the folders, which are watched from now on. `known`: not ignored."""
-        with self.store.git.answering():
-            return self._scan_levels(places, known)
-
-    def _scan_levels(
-        self, places: Iterable[str], known: Collection[str]
-    ) -> tuple[dict[str, Info], set[str]]:
-        files: dict[str, Info] = {}
-        folders = set[str]()
-        inner = [place for place in places if not _is_within(place, self._ignored_paths)]
-        level = {place: info for place in inner if (info := self._info(place))}
-        depth = ahead = 0
-        while level:
-            # Each question is a process: of a deep tree, more and more levels are listed before the next one
-            depth += 1
-            ahead = 2 * ahead + 1 if depth > LEVELS else 0
-            seen = dict(level)
-            for _ in range(ahead):
-                level = self._below(level, folders)
-                seen |= level
-            self._find_pipes(seen)
-            # Not by subtracting `self._files`: that goes through all of them
-            asked = {path for path in seen if path not in known and path not in self._files}
-            self._ignored_paths |= self._ask_git(asked - self._folders - self._ignored_paths)
-            files |= {path: info for path, info in seen.items() if self._is_file(path, info)}
-            if ahead:
-                files = {path: info for path, info in files.items() if self._is_covered(path)}
-                folders = {path for path in folders if self._is_covered(path)}
-                level = {path: info for path, info in level.items() if self._is_covered(path)}
-            level = self._below(level, folders)
-        return files, folders
-
-    def _below(self, level: Mapping[str, Info], folders: set[str]) -> dict[str, Info]:
-        """What is in the folders of a level, which are added to `folders`."""
-        below: dict[str, Info] = {}
-        for path, info in level.items():
-            is_left_out = path in self._ignored_paths or os.path.basename(path) == ".git"
-            if is_left_out or not stat.S_ISDIR(info.st_mode):
-                continue
-            if time.monotonic() > self.deadline:
-                self._unreached_folders.add(path)
-            elif (found := self._entries(path)) is not None:
-                folders.add(path)
-                below |= found
-        return below
-
-    def _is_covered(self, path: str) -> bool:
-        return not _is_within(path, self._ignored_paths)
-
-    def _is_file(self, path: str, info: Info) -> bool:
-        """A file or link that may be covered."""
-        is_kept = stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode)
-        return is_kept and path not in self._ignored_paths and os.path.basename(path) != ".git"
-
-    def _find_pipes(self, seen: Mapping[str, Info]) -> None:
-        """Remember the folders of which git could not read the rules; for the workspace itself it reads those in it."""
-        if "" in seen and (info := self._info(".gitignore")):
-            seen = {**seen, ".gitignore": info}
-        pipes = (path for path, info in seen.items() if stat.S_ISFIFO(info.st_mode))
-        rules = (path for path in pipes if os.path.basename(path) == ".gitignore")
-        self._piped_folders |= {os.path.dirname(path) for path in rules}
-
-    def _entries(self, folder: str) -> dict[str, Info] | None:
-        """What is in a folder; None where it is left out."""
-        self._watch.add(folder)
-        found = {}
-        try:
-            with os.scandir(os.path.join(self.root, folder)) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):
-                        info = entry.stat(follow_symlinks=False)
-                        found[f"{folder}/{entry.name}".lstrip("/")] = info
-        except OSError:
-            return None
-        if folder and f"{folder}/.git" in found:
-            self._ignored_paths.add(folder)
-            return None
-        return found
-
-    def _info(self, path: str) -> Info | None:
-        """Of what is at a path and behind no link."""
-        whole = os.path.join(self.root, path).rstrip("/")
-        folder = os.path.dirname(whole)
-        with contextlib.suppress(OSError):
-            return os.lstat(whole) if os.path.realpath(folder) == folder else None
-        return None
-
-    def _ask_git(self, paths: Set[str]) -> set[str]:
-        """What is ignored of these paths."""
-        above, answer = self._piped_folders, None
-        asked = paths
-        if above:
-            asked = {path for path in paths if not _is_within(os.path.dirname(path), above)}
-        if self._git_works and time.monotonic() < self.deadline:
-            answer = self.store.git.ignored(sorted(asked))
-            if answer is None or "" in answer:
-                # There is none, or it ignores the workspace as a whole
-                self._git_works, answer = False, None
-        by_name = paths if answer is None else paths - asked
-        return (answer or set()) | {
-            each for each in by_name if os.path.basename(each) in TOOL_FOLDERS
-        }
-
-    # ---- reading
-
-    def _read(self, path: str, info: Info, most: int = 2 * MAX_STORED) -> State:
-        """A file as it is; the store gets its content, where there is time and room."""
-        blob = ""
-        if not self._is_full(most):
-            with contextlib.suppress(OSError):
-                blob = self.store.add(self._load(path, info))
-        return _state(info, blob)
-
-    def _is_full(self, most: int) -> bool:
-        return time.monotonic() > self.deadline or self.store.stored > most
-
-    def _load(self, path: str, info: Info) -> bytes:
-        """The content of a file that is at its path, behind no link. Raises OSError."""
-        whole = os.path.join(self.root, path)
-        if stat.S_ISLNK(info.st_mode):
-            return os.fsencode(os.readlink(whole))
-        fd = os.open(whole, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb", buffering=0) as file:
-            now = os.fstat(fd)
-            if not stat.S_ISREG(now.st_mode) or now.st_size > MAX_FILE:
-                raise OSError("it is no file that is kept")
-            if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != whole:
-                raise OSError("it is behind a link")
-            return file.read(MAX_FILE)
-
-
-def _state(info: Info, blob: str = "") -> State:
-    """Without the bits that give a program its owner's rights: they are not restored."""
-    return State(info.st_mode & ~0o7000, blob, _stamp(info), _link(info))
-
-
-def _link(info: Info) -> int:
-    """The inode of a file that has several names, else 0."""
-    return info.st_ino if info.st_nlink > 1 and stat.S_ISREG(info.st_mode) else 0
-
-
-def _stamp(info: Info) -> int:
-    times = (info.st_ctime_ns, info.st_mtime_ns)
-    return hash((info.st_mode, info.st_size, *times, info.st_ino))
-
-
-def _is_within(path: str, places: Collection[str]) -> bool:
-    """Is a path, or a folder that it is in, one of these?"""
-    while path not in places:
-        if not path:
-            return False
-        path = path.rpartition("/")[0]
-    return True
+    def close(self) -> threading.Thread | None:
+        """End what is under way; the thread, if any, may be waited for."""
+        self._closing.set()
+        self.may_read.set()
+        self._programs.close()
+        return self._watch.close()
