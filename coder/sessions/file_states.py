@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -72,17 +73,20 @@ def content_at(root: str, path: str) -> tuple[bytes, os.stat_result]:
     Raises OSError, also for what is not kept.
     """
     whole = os.path.join(root, path)
-    info = os.lstat(whole)
-    if stat.S_ISLNK(info.st_mode):
+    try:
+        fd = os.open(whole, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        info = os.lstat(whole)
         return os.fsencode(os.readlink(whole)), info
-    fd = os.open(whole, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb", buffering=0) as file:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE:
             raise OSError("it is no file that is kept")
         if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != whole:
             raise OSError("it is reached through a link")
-        return file.read(MAX_FILE), info
+        return file.read(info.st_size), info
 
 
 def is_within(path: str, places: Collection[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coder.sessions.file_states import info_at, is_within
@@ -15,6 +15,7 @@ from coder.tools.workspace import TOOL_FOLDERS
 
 LEVELS = 8  # of folders for which git is asked one by one
 RULES = ".gitignore"
+GIT = ".git"
 
 
 @dataclass
@@ -39,14 +40,15 @@ class FolderScan:
     """Lists folders below `root`, which `watch` reports on from then on.
 
     Left out: what git ignores (without a repository, folders that tools make), .git, and
-    repositories inside of the workspace. `is_known`: is a path covered, whatever the rules say?
+    repositories inside of the workspace. Paths of the collections `known` are covered, whatever
+    the rules say.
     """
 
     def __init__(self, root: str, git: Git, watch: FolderWatch, own_folder: str) -> None:
         self.root = root
         self.git = git
         self.watch = watch
-        self.is_known: Callable[[str], bool] = lambda path: False
+        self.known: Callable[[], Sequence[Collection[str]]] = list
         self.closing = threading.Event()  # ends a listing
         self._left_out = {own_folder}
         self._piped_folders: set[str] = set()  # git would wait for their rules: they are a pipe
@@ -61,7 +63,8 @@ class FolderScan:
         level = Level()
         for place in places:
             info = info_at(self.root, place)
-            if info is None or is_within(place, self._left_out):
+            is_git = os.path.basename(place) == GIT
+            if info is None or is_git or is_within(place, self._left_out):
                 continue
             if stat.S_ISDIR(info.st_mode):
                 level.folders.add(place)
@@ -86,7 +89,7 @@ class FolderScan:
                 level = self._level_below(level, found)
                 seen.add(level)
             self._leave_out_ignored(seen)
-            found.files |= {path for path in seen.files if self._is_covered(path)}
+            found.files |= seen.files - self._left_out
             if ahead:
                 level.keep(self._is_inside)
             level = self._level_below(level, found)
@@ -97,47 +100,39 @@ class FolderScan:
     def _is_inside(self, path: str) -> bool:
         return not is_within(path, self._left_out)
 
-    def _is_covered(self, path: str) -> bool:
-        return path not in self._left_out and os.path.basename(path) != ".git"
-
     def _level_below(self, level: Level, found: Level) -> Level:
         """What is in the folders of a level; those that could be listed are `found`."""
         below = Level()
-        for folder in level.folders:
-            if self._is_covered(folder) and self._list(folder, below):
+        for folder in level.folders - self._left_out:
+            if self._list(folder, below):
                 found.folders.add(folder)
         return below
 
     def _list(self, folder: str, below: Level) -> bool:
         """Watch a folder and list what is in it; False if it is left out."""
+        whole = os.path.join(self.root, folder)
+        if folder and os.path.lexists(f"{whole}/{GIT}"):  # a repository of its own
+            self._left_out.add(folder)
+            return False
         if self.closing.is_set():
             return False
         self.watch.add(folder)
         inside = f"{folder}/" if folder else ""
         try:
-            with os.scandir(os.path.join(self.root, folder)) as entries:
-                listed = list(entries)
+            with os.scandir(whole) as entries:
+                for entry in entries:
+                    _sort_in(entry, inside + entry.name, below)
         except OSError:
             return False
-        if folder and any(entry.name == ".git" for entry in listed):
-            self._left_out.add(folder)  # a repository of its own
-            return False
-        for entry in listed:
-            path = inside + entry.name
-            if entry.is_dir(follow_symlinks=False):
-                below.folders.add(path)
-            elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
-                below.files.add(path)
-            else:
-                below.others.add(path)
         return True
 
     # ---- what is ignored
 
     def _leave_out_ignored(self, seen: Level) -> None:
         self._find_pipes(seen)
-        paths = seen.folders | seen.files
-        unknown = {path for path in paths if not self.is_known(path)} - self._left_out
+        unknown = (seen.folders | seen.files) - self._left_out
+        for paths in self.known():
+            unknown = unknown.difference(paths)  # one by one: this goes through `unknown` only
         asked = {path for path in unknown if not self._is_below_pipe(path)}
         ignored = self._ask_git(asked)
         by_name = unknown - asked
@@ -169,3 +164,14 @@ class FolderScan:
         self._piped_folders |= {
             os.path.dirname(path) for path in paths if os.path.basename(path) == RULES
         }
+
+
+def _sort_in(entry: os.DirEntry[str], path: str, level: Level) -> None:
+    if entry.name == GIT:
+        return
+    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        level.files.add(path)
+    elif entry.is_dir(follow_symlinks=False):
+        level.folders.add(path)
+    else:
+        level.others.add(path)

@@ -20,7 +20,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -45,7 +45,7 @@ from coder.sessions.git_index import GitIndex
 from coder.tools.workspace import fill_file, link_file, put_file
 
 CLOCK = 20_000_000  # nanoseconds by which the kernel's clock of files may be behind
-BATCH = 200  # files that are read between two looks at what was reported
+BATCH = 500  # files that are read between two looks at what was reported
 
 
 @dataclass
@@ -101,15 +101,14 @@ class WorkspaceFiles:
     def _scan(self) -> FolderScan:
         own_folder = os.path.relpath(self.data, self.root)
         scan = FolderScan(self.root, self._git, self._watch, own_folder)
-        scan.is_known = self._is_known
+        scan.known = self._known
         scan.closing = self._closing
         return scan
 
-    def _is_known(self, path: str) -> bool:
-        """Is a file or folder covered, also if a rule ignores it?"""
-        if path in self._index.tracked or path in self._index.folders:
-            return True
-        return path in self._files or path in self._folders or path in self._unread
+    def _known(self) -> list[Collection[str]]:
+        """Files and folders that are covered, also if a rule ignores them."""
+        index = self._index
+        return [index.tracked, index.folders, self._files, self._unread, self._folders]
 
     # ---- the first look
 
@@ -128,25 +127,19 @@ class WorkspaceFiles:
         self._watch.begin()
         found = scan.below([""])
         # From now on changes are reported: what has changed up to now is not as git has it
-        index.compare(path for path in found.files if path.endswith(".gitattributes"))
-        plain = self._plain_files(found.files)
-        unread = self._stamps(found.files - plain.keys())
+        index.compare(found.files)
+        if self._watch.works:
+            index.find_plain()
+        unread = self._stamps(found.files.difference(index.plain))
         with self._lock:
             for path in self._polled:  # `keep` knows what they were
-                plain.pop(path, None)
+                index.plain.pop(path, None)
                 unread.pop(path, None)
-            self._in_git = plain
+            self._in_git = index.plain
             self._mode_in_git = index.mode
             self._unread = unread
             self._folders = found.folders
             self.is_surveyed = not self._closing.is_set()
-
-    def _plain_files(self, files: Iterable[str]) -> dict[str, str]:
-        """The blobs of the files that need not even be looked at, since a change will be reported."""
-        if not self._watch.works:
-            return {}
-        blobs = {path: self._index.plain_blob_of(path) for path in files}
-        return {path: blob for path, blob in blobs.items() if blob}
 
     def _stamps(self, files: Iterable[str]) -> dict[str, int]:
         """By what a change of a file shows, if it is not reported."""
@@ -185,7 +178,8 @@ class WorkspaceFiles:
         rest.sort(key=lambda path: (sizes[path], path))
         for batch in self._batches(rest):
             looks = self._looks
-            read = {path: self._read(path, room=MAX_STORED) for path in batch}
+            has_room = self.store.stored <= MAX_STORED
+            read = {path: self._read(path, has_room) for path in batch}
             recorded = self._record(read, looks)
             self.store.flush()
             self._save_states(recorded)
@@ -235,7 +229,7 @@ class WorkspaceFiles:
         state = saved.get(path)
         if state and state.stamp == stamp_of(info):
             return state._replace(link=link_of(info))
-        blob = self._index.blob_of(path)
+        blob = self._index.as_added.get(path)
         # What is newer may have changed since git looked
         if blob and info.st_ctime_ns < self._began - CLOCK and info.st_size <= MAX_FILE:
             return state_from(info, blob)
@@ -383,23 +377,21 @@ class WorkspaceFiles:
             self._polled.add(path)
 
     def _read_any(self, path: str) -> State | None:
+        """What is at a path now; None if it is no file."""
         info = info_at(self.root, path)
         if info is None or stat.S_ISDIR(info.st_mode):
             return None
-        return self._read(path, room=2 * MAX_STORED)
+        return self._read(path, has_room=self.store.stored <= 2 * MAX_STORED)
 
-    def _read(self, path: str, room: int) -> State | None:
+    def _read(self, path: str, has_room: bool) -> State | None:
         """A file as it is, with its content in the store if there is room; None if there is none."""
-        try:
-            if self.store.stored <= room:
+        if has_room:
+            with contextlib.suppress(OSError):
                 data, info = content_at(self.root, path)
                 return state_from(info, self.store.add(data))
-        except OSError:
-            pass
-        try:
+        with contextlib.suppress(OSError):
             return state_from(os.lstat(os.path.join(self.root, path)), "")
-        except OSError:
-            return None
+        return None
 
     # ---- taking back
 
