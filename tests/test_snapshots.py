@@ -1090,13 +1090,13 @@ def files(tmp_path: Path) -> Iterator[WorkspaceFiles]:
 def test_a_file_that_is_not_read_yet_is_lost_if_it_changes(files: WorkspaceFiles) -> None:
     """It is not taken for a new one: to undo the making of a file is to remove it."""
     root = Path(files.root)
-    files.survey()
+    files.first_look.survey()
     files.look()
     (root / "d/a").write_text("2")
     (root / "d/new").write_text("1")
     changes = files.look()
     assert changes.lost == ["d/a"] and list(changes.files) == ["d/new"]
-    files.read_rest()
+    files.first_look.read_rest()
     (root / "d/a").write_text("3")
     (root / "d/b").write_text("3")
     changes = files.look()
@@ -1109,7 +1109,7 @@ def test_a_file_that_a_tool_names_is_kept_before_it_is_written(
 ) -> None:
     root = Path(files.root)
     if is_surveyed:
-        files.survey()
+        files.first_look.survey()
     files.look()
     for path in ("d/a", "d/new"):
         files.keep(path)
@@ -1117,8 +1117,8 @@ def test_a_file_that_a_tool_names_is_kept_before_it_is_written(
         files.keep(path)  # what it is now is not what it was
         (root / path).write_text("3")
     if not is_surveyed:
-        files.survey()
-        files.read_rest()
+        files.first_look.survey()
+        files.first_look.read_rest()
     changes = files.look()
     before, after = changes.files["d/a"]
     assert before and after and before.blob == "56a6051ca2b02b04ef92d5150c9ef600403cb1de"
@@ -1128,10 +1128,10 @@ def test_a_file_that_a_tool_names_is_kept_before_it_is_written(
 
 def test_what_changes_while_it_is_read_is_lost(files: WorkspaceFiles) -> None:
     """What was read may be what the tool has written."""
-    files.survey()
+    files.first_look.survey()
     files.look()
     Path(files.root, "d/a").write_text("2")
-    files.read_rest()
+    files.first_look.read_rest()
     changes = files.look()
     assert changes.lost == ["d/a"] and not changes.files
 

@@ -8,10 +8,11 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 from coder.sessions.database import Database
+from coder.sessions.file_states import State
 from coder.sessions.git import Git, blob_id
 
 MAX_STORED = 100_000_000  # bytes of a workspace's contents; steps may double it
@@ -84,10 +85,6 @@ class BlobStore(Database):
             update = "ON CONFLICT DO UPDATE SET used = excluded.used"
             self.execute(f"INSERT INTO blob VALUES (?, ?, ?) {update}", *rows)
 
-    def kept(self) -> set[str]:
-        """The ids of all contents that are stored."""
-        return {row["id"] for row in self.rows("SELECT id FROM blob")}
-
     def blobs(self, ids: Set[str]) -> dict[str, bytes]:
         """The contents with these ids that are still kept, here or by git."""
         query = "SELECT id, data FROM blob WHERE id IN (SELECT value FROM json_each(?))"
@@ -96,6 +93,25 @@ class BlobStore(Database):
             with contextlib.suppress(zlib.error, TypeError):  # damaged
                 contents[row["id"]] = zlib.decompress(row["data"])
         return contents | self.git.contents(ids - contents.keys())
+
+    def saved_states(self, in_git: Collection[str]) -> dict[str, State]:
+        """The files as earlier processes have read them, if their contents are kept, or `in_git`."""
+        kept = {row["id"] for row in self.rows("SELECT id FROM blob")}
+        states: dict[str, State] = {}
+        for row in self.rows("SELECT path, state FROM file"):
+            state = State(*json.loads(row["state"]))
+            if state.blob in kept or state.blob in in_git:
+                path = os.fsdecode(row["path"])
+                states[path] = state
+        return states
+
+    def save_states(self, states: Mapping[str, State]) -> None:
+        rows = [(os.fsencode(path), json.dumps(state)) for path, state in states.items()]
+        self.execute("INSERT OR REPLACE INTO file VALUES (?, ?)", *rows)
+
+    def forget_states(self, paths: Iterable[str]) -> None:
+        rows = [(os.fsencode(path),) for path in paths]
+        self.execute("DELETE FROM file WHERE path = ?", *rows)
 
     def prune(self, used: Collection[str]) -> None:
         """Remove what was not used for KEPT_DAYS, also of other workspaces.

@@ -26,6 +26,11 @@ class Entry:
 Pair = tuple[Entry | None, Entry | None]  # before, after; None: no file
 
 
+def is_linked_otherwise(before: Entry | None, after: Entry | None) -> bool:
+    """Is a file a name of another inode, or has it other names than before?"""
+    return before is not None and after is not None and before.link != after.link
+
+
 class State(NamedTuple):
     """A file when it was looked at; what has the same stamp is the same."""
 

@@ -26,6 +26,7 @@ class FolderWatch:
     def __init__(self, root: str) -> None:
         self.root = root
         self.works = False
+        self.reported: set[str] = set()  # and not taken yet
         self._folders: dict[int, str] = {}
         self._fd = -1
 
@@ -54,17 +55,25 @@ class FolderWatch:
         """The paths reported since the last call; with "", any path may have changed."""
         if not self.works:
             return {""}
-        changed: set[str] = set()
+        self.collect()
+        taken = self.reported
+        self.reported = set()
+        return taken
+
+    def collect(self) -> None:
+        """Add what the kernel has to report to `reported`."""
+        if not self.works:
+            return
         for watch, mask, name in self._events():
             folder = self._folders.get(watch)
             if mask & OVERFLOW:
-                changed.add("")
+                self.reported.add("")
             elif mask & IGNORED and folder == "":
-                changed.add("")  # the workspace is removed, and may be made again
+                self.reported.add("")  # the workspace is removed, and may be made again
                 self.close()
             elif folder is not None and name:
-                changed.add(f"{folder}/{name}".lstrip("/"))
-        return changed
+                path = f"{folder}/{name}"
+                self.reported.add(path.lstrip("/"))
 
     def _events(self) -> Iterator[tuple[int, int, str]]:
         """The watch, the mask and the name of each report that waits."""

@@ -18,7 +18,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +35,9 @@ from coder.sessions.changes import (
     reversed_pairs,
 )
 from coder.sessions.database import StoreError
-from coder.sessions.file_states import Entry, Pair
+from coder.sessions.file_states import Entry, Pair, is_linked_otherwise
+from coder.sessions.restore import Restore
 from coder.sessions.workspace_files import Changes, WorkspaceFiles
-from coder.tools.workspace import remove
 from coder.types import Message
 
 ERRORS = (StoreError, OSError)
@@ -47,7 +47,8 @@ CLOSING_SECONDS = 0.1  # for which the program waits at its end for the thread
 PATCHED = re.compile(r"^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.*?) *$", re.MULTILINE)
 OFF = "/undo does not cover file changes in this session. {}"
 PARTLY = "/undo covers only part of this folder: {:,} files are too many to be kept."
-NOT_YET = "/undo covers only part of this folder yet: {} files are still being read."
+NOT_LISTED = "/undo covers only part of this folder yet: its files are still being listed."
+NOT_READ = "/undo covers only part of this folder yet: {:,} files are still being read."
 CHANGED = "Nothing was done: these files were changed since: {}."
 LOST = "Changed, and not covered by /undo: {}."
 ABORTED = "the run was aborted before its files were known"
@@ -160,8 +161,7 @@ class Snapshots:
     def _look_at_all(self) -> None:
         """What the thread does."""
         try:
-            self._files.survey()
-            self._files.read_rest()
+            self._files.look_at_all()
             if notice := self._files.store.notice:
                 self._tell_once(notice)
         except ERRORS as error:
@@ -173,17 +173,25 @@ class Snapshots:
             return
         self._await_look(abort)
         self._in_step = True
-        self._files.may_read.clear()
-        self._look()
-        if not self._files.is_surveyed and abort and abort.is_set:
-            self.runs[-1].problem = ABORTED
-        self._tell_what_is_not_covered()
+        if not self.off:
+            try:
+                self._files.begin_step()
+            except ERRORS as error:
+                self._switch_off(error)
+        run = self.runs[-1]
+        is_aborted = abort is not None and abort.is_set
+        if self.off:
+            run.problem = self.off
+        elif is_aborted and not self._files.known.is_surveyed:
+            run.problem = ABORTED
+        else:
+            self._tell_what_is_not_covered()
 
     def _await_look(self, abort: Abort | None) -> None:
         """Wait until the files are known; if they are, a little longer until all are read."""
         while self._first_look and self._first_look.is_alive():
             seconds = self.patience
-            if self._files.is_surveyed:
+            if self._files.known.is_surveyed:
                 seconds = min(seconds, READING_SECONDS)
             is_aborted = abort is not None and abort.is_set
             if is_aborted or time.monotonic() > self._look_began + seconds:
@@ -193,10 +201,13 @@ class Snapshots:
     def _tell_what_is_not_covered(self) -> None:
         if self._files.left_out:
             self._tell_once(PARTLY.format(self._files.left_out))
-        is_looking = self._first_look is not None and self._first_look.is_alive()
-        if is_looking and not self.off and (self._files.unread or not self._files.is_surveyed):
-            count = f"{self._files.unread:,}" if self._files.is_surveyed else "its"
-            self._tell_once(NOT_YET.format(count), kind=NOT_YET)
+        if self._first_look is None or not self._first_look.is_alive():
+            return
+        known = self._files.known
+        if not known.is_surveyed:
+            self._tell_once(NOT_LISTED)
+        elif known.unread:
+            self._tell_once(NOT_READ.format(len(known.unread)), kind=NOT_READ)
 
     def _keep_first(self, tool: events.ToolStart) -> None:
         """Read the files that a file tool names, before it writes them."""
@@ -211,10 +222,16 @@ class Snapshots:
         self._is_answering = False
         if not self._in_step:
             return
-        changes = self._look()
         self._in_step = False
-        self._files.may_read.set()
         run = self.runs[-1]
+        try:
+            changes = self._files.end_step()
+        except ERRORS as error:
+            self._switch_off(error)
+            changes = Changes()
+        if self.off:
+            run.problem = self.off
+            return
         if changes.files:
             run.steps.append(changes.files)
         if changes.lost:
@@ -222,16 +239,6 @@ class Snapshots:
             self._tell_once(LOST.format(named(changes.lost)))
         if changes.files or changes.lost:
             self._save(run)
-
-    def _look(self) -> Changes:
-        """What has changed since the last look."""
-        if not self.off:
-            try:
-                return self._files.look()
-            except ERRORS as error:
-                self._switch_off(error)
-        self.runs[-1].problem = self.off
-        return Changes()
 
     def _switch_off(self, error: Exception) -> None:
         self.off = str(error)
@@ -306,52 +313,26 @@ class Snapshots:
         """Make the files of a run what they were before it, or after it."""
         try:
             files, torn = net_change([run])
-            files = {path: pair for path, pair in files.items() if path not in run.lost}
             if is_undo:
                 files = reversed_pairs(files)
-            now = {path: self._files.entry(path) for path in files}
             goals: dict[str, Entry | None] = {}
             changed: list[str] = []
-            for path, (expected, goal) in files.items():
-                if now[path] != goal:
+            for path in sorted(files.keys() - set(run.lost)):
+                expected, goal = files[path]
+                now = self._files.reader.entry_now(path)
+                if now != goal:
                     goals[path] = goal
-                    if path in torn or now[path] != expected:
+                    if path in torn or now != expected:
                         changed.append(path)
+                elif is_linked_otherwise(expected, goal):
+                    goals[path] = goal
             if changed:
-                return UndoResult(problem=CHANGED.format(", ".join(sorted(changed))))
-            lost = self._write(goals)
+                return UndoResult(problem=CHANGED.format(", ".join(changed)))
+            lost = Restore(self._files.reader, self._files.known).write(goals)
         except ERRORS as error:
             why = str(error).rstrip(".")
             return UndoResult(problem=f"The files of this run cannot be restored: {why}.")
         return UndoResult(sorted(goals.keys() - lost), sorted(lost.union(run.lost)))
-
-    def _write(self, goals: Mapping[str, Entry | None]) -> set[str]:
-        """Write files as they are to be, but those whose contents are lost, which it returns.
-
-        Raises OSError, StoreError: some is done, and to do it again does the rest. Folders that
-        become empty go; an empty folder is neither kept nor made.
-        """
-        root = Path(self.root)
-        kept = {path: goal for path, goal in goals.items() if goal is not None}
-        blobs = self._files.store.blobs({goal.blob for goal in kept.values()})
-        # What goes: first, since a folder may be in the place of a file
-        emptied: set[Path] = set()
-        for path in goals.keys() - kept.keys():
-            with contextlib.suppress(FileNotFoundError):
-                remove(root / path)
-            emptied.update((root / path).parents)
-        emptied -= {root, *root.parents}
-        _remove_empty(sorted(emptied, reverse=True))
-        # What comes back
-        lost: set[str] = set()
-        made: dict[int, str] = {}
-        for path, goal in sorted(kept.items()):
-            if goal.blob not in blobs:
-                lost.add(path)
-                continue
-            _remove_empty(Path(folder) for folder, *_ in os.walk(root / path, topdown=False))
-            self._files.put(path, blobs[goal.blob], goal, made)
-        return lost
 
     def diff(self, run: RunSnapshot | None = None) -> str:
         """A unified diff of what a run changed, or all runs. Raises StoreError."""
@@ -368,9 +349,3 @@ def _place_of(run: RunSnapshot, messages: list[Message]) -> int:
         if is_prompt and message.get("meta", {}).get("timestamp") == run.message:
             place = number
     return place
-
-
-def _remove_empty(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            remove(folder, os.rmdir)
