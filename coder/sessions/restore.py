@@ -22,6 +22,7 @@ class Restore:
         self.reader = reader
         self.known = known
         self.root = Path(reader.root)
+        self._inodes: dict[int, int] = {}  # by those of files that had to be made anew
 
     def write(self, goals: Goals) -> set[str]:
         """Write files as they are to be, but those whose contents are lost, which it returns.
@@ -77,26 +78,29 @@ class Restore:
         if not first:
             first = paths[0]
             put_file(self.root / first, data, goal.mode, sync=False)
+            self._inodes[goal.link] = os.lstat(self.root / first).st_ino
         for path in paths:
             if not self._is_one_file(path, first):
                 self._link(path, first, goal, data)
 
     def _filled(self, paths: list[str], goal: Entry, data: bytes) -> str:
         """The path at which the file was filled; "" if it is not there, or cannot be written to."""
+        inode = self._inodes.get(goal.link, goal.link)
         for path in paths:
             with contextlib.suppress(OSError):
-                if fill_file(self.root / path, data, goal.mode, goal.link):
+                if fill_file(self.root / path, data, goal.mode, inode):
                     return path
         return ""
 
     def _other_name(self, goal: Entry) -> str:
         """A file of the workspace that is a name of this inode, with this content; or ""."""
+        inode = self._inodes.get(goal.link, goal.link)
         with self.known.lock:
             paths = set(self.known.read)
         paths |= self.reader.store.saved_states(self.reader.store.in_git).keys()
         for path in sorted(paths):
             info = info_at(self.reader.root, path)
-            is_name = info is not None and info.st_ino == goal.link
+            is_name = info is not None and info.st_ino == inode
             if is_name and self.reader.entry_now(path) == goal:
                 return path
         return ""

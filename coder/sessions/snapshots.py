@@ -36,7 +36,6 @@ from coder.sessions.changes import (
 )
 from coder.sessions.database import StoreError
 from coder.sessions.file_states import Entry, Pair, is_linked_otherwise
-from coder.sessions.restore import Restore
 from coder.sessions.workspace_files import Changes, WorkspaceFiles
 from coder.types import Message
 
@@ -328,7 +327,7 @@ class Snapshots:
                     goals[path] = goal
             if changed:
                 return UndoResult(problem=CHANGED.format(", ".join(changed)))
-            lost = Restore(self._files.reader, self._files.known).write(goals)
+            lost = self._files.restore.write(goals)
         except ERRORS as error:
             why = str(error).rstrip(".")
             return UndoResult(problem=f"The files of this run cannot be restored: {why}.")

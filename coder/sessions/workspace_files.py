@@ -25,6 +25,7 @@ from coder.sessions.file_states import (
     info_at,
     is_linked_otherwise,
     is_within,
+    link_of,
     stamp_of,
 )
 from coder.sessions.first_look import FirstLook
@@ -33,6 +34,7 @@ from coder.sessions.folder_watch import FolderWatch
 from coder.sessions.git import Git, Programs
 from coder.sessions.git_index import GitIndex
 from coder.sessions.known_files import KnownFiles
+from coder.sessions.restore import Restore
 
 
 @dataclass
@@ -73,6 +75,11 @@ class WorkspaceFiles:
     def reader(self) -> FileReader:
         """Raises StoreError."""
         return FileReader(self.root, self.store)
+
+    @cached_property
+    def restore(self) -> Restore:
+        """Raises StoreError."""
+        return Restore(self.reader, self.known)
 
     @cached_property
     def _index(self) -> GitIndex:
@@ -156,18 +163,38 @@ class WorkspaceFiles:
             listed = self._list(places)
             known = self.known.at(places)
             self._forget_folders(places, listed)
-            files = known | listed.files
-            for path in sorted(files):
+            changed: set[str] = set()
+            for path in known | listed.files:
                 is_named = path in places
-                if not is_named and self.known.is_same(path, self._info(path, listed)):
-                    continue
+                if is_named or not self.known.is_same(path, self._info(path, listed)):
+                    changed.add(path)
+            changed |= self._other_names(changed)
+            for path in sorted(changed):
                 before = self.known.state(path)
                 after = self._renew(path)
                 if was_surveyed or path in polled:
                     _add_change(changes, path, before, after)
-            if files:
+            if changed:
                 self.store.flush()
         return changes
+
+    def _other_names(self, changed: set[str]) -> set[str]:
+        """The files of which these have become names: the kernel reports the new names only."""
+        inodes: set[int] = set()
+        for path in changed:
+            info = info_at(self.root, path)
+            state = self.known.state(path)
+            link = link_of(info) if info else 0
+            if link and not (state and state.link == link):
+                inodes.add(link)
+        if not inodes:
+            return set()
+        found: set[str] = set()
+        for paths in (self.known.in_git, self.known.read, self.known.unread):
+            for path, info in self.reader.infos(paths).items():
+                if info.st_ino in inodes and path not in self.known.polled:
+                    found.add(path)
+        return found
 
     def _changed_polled(self) -> set[str]:
         changed: set[str] = set()
