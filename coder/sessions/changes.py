@@ -20,35 +20,47 @@ class RunSnapshot:
     """One run: `message` is the time of its user message, or 0 if it went on without one.
 
     `steps` are those which changed something; if one is not known, `problem` says why. What the
-    files of `lost` were is not kept. Once undone, `removed` are the messages that were at a
-    `place` in the list, `left` those there now.
+    files of `lost` were is not kept. `is_partly_known`: a command began before it was known which
+    files there are. Once undone, `removed` are the messages that were at a `place` in the list,
+    `left` those there now.
     """
 
     message: int = 0
     steps: list[dict[str, Pair]] = field(default_factory=list)
     problem: str = ""
     lost: list[str] = field(default_factory=list)
+    is_partly_known: bool = False
     row: int = 0  # in the file
     place: int = 0
     removed: list[Message] = field(default_factory=list)
     left: list[Message] = field(default_factory=list)
 
     def to_json(self) -> str:
-        return json.dumps((self.message, self.steps, self.problem, self.lost), default=astuple)
+        """What is kept of it."""
+        steps = [{path: _facts(pair) for path, pair in step.items()} for step in self.steps]
+        kept = (self.message, steps, self.problem, self.lost, self.is_partly_known)
+        return json.dumps(kept)
 
     @classmethod
     def from_json(cls, text: str, row: int) -> RunSnapshot:
-        message, steps, problem, *lost = json.loads(text)
-        run = cls(message, problem=problem, row=row)
+        """From what is kept of it; older versions kept the first three facts only."""
+        message, steps, *others = json.loads(text)
+        run = cls(message, [], *others)
+        run.row = row
         for step in steps:
-            run.steps.append({path: _pair(before, after) for path, (before, after) in step.items()})
-        if lost:  # older versions did not write them
-            run.lost = lost[0]
+            pairs = {path: _pair(*facts) for path, facts in step.items()}
+            run.steps.append(pairs)
         return run
 
 
+def _facts(pair: Pair) -> list[Any]:
+    return [astuple(entry) if entry else None for entry in pair]
+
+
 def _pair(before: list[Any] | None, after: list[Any] | None) -> Pair:
-    return Entry(*before) if before else None, Entry(*after) if after else None
+    old = Entry(*before) if before else None
+    new = Entry(*after) if after else None
+    return (old, new)
 
 
 def net_change(runs: Iterable[RunSnapshot]) -> tuple[dict[str, Pair], set[str]]:

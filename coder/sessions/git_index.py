@@ -25,7 +25,7 @@ from coder.tools.workspace import TOOL_FOLDERS, read_small_file, state_of
 
 ATTRIBUTES = ".gitattributes"
 MAX_ATTRIBUTES = 1_000_000  # bytes of a .gitattributes
-MAX_SECONDS = 5.0  # of a command that goes through all files
+MAX_SECONDS = 20.0  # of a command that goes through all files
 SAMPLE = 100  # files that may tell which permissions are usual
 FACTS = 5  # lines about a file when it was added, of which the last has its size
 # What may give a file another content of the same size than its blob has

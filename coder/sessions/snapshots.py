@@ -61,14 +61,16 @@ TAKEN_BACK = (
 class UndoResult:
     """What `undo` or `redo` did: the `paths` that were written or removed.
 
-    The contents of `lost` are not kept, so these are as they were. `prompt` is that of the run.
-    With a `problem` nothing counts as done.
+    The contents of `lost` are not kept, so these were left as they are. `is_partly_known`: the run
+    began a command before it was known which files there are; more may have changed. `prompt` is
+    that of the run. With a `problem` nothing counts as done.
     """
 
     paths: Sequence[str] = ()
     lost: Sequence[str] = ()
     problem: str = ""
     prompt: str = ""
+    is_partly_known: bool = False
 
 
 class Snapshots:
@@ -133,15 +135,30 @@ class Snapshots:
             self._save(self.runs[-1])
 
     def _follow(self, event: Event) -> None:
-        """In a step: what a tool is about to write, and questions, also those of sub-agents."""
+        """In a step: a question, also of a sub-agent, and what a tool is about to write."""
         if not self._in_step:
             return
-        if isinstance(event, events.ToolStart):
-            self._keep_first(event)
+        if isinstance(event, events.ToolStart) and event.name not in self.harmless:
+            self._begin_tool(event)
         # While a sub-agent asks, others may work on: what they change then is taken for the user's, too
         if hasattr(event, "reply"):
             self.finish()
             self._is_answering = True
+
+    def _begin_tool(self, tool: events.ToolStart) -> None:
+        """Read the files that a file tool names, before it writes them."""
+        patch = str(tool.arguments.get("patch", ""))
+        names = PATCHED.findall(patch)
+        if "path" in tool.arguments:
+            names.append(str(tool.arguments["path"]))
+        for name in names:
+            whole = os.path.normpath(os.path.join(self.root, name))
+            inside = whole.removeprefix(f"{self.root}/")
+            if inside != whole:
+                with contextlib.suppress(ValueError, *ERRORS):  # it may be no path
+                    self._files.keep(inside)
+        if not names and not self._files.known.is_surveyed:
+            self.runs[-1].is_partly_known = True
 
     def _note_prompt(self, message: Message) -> None:
         """The first message of the user's in a run is its prompt."""
@@ -172,18 +189,14 @@ class Snapshots:
             return
         self._await_look(abort)
         self._in_step = True
-        if not self.off:
-            try:
-                self._files.begin_step()
-            except ERRORS as error:
-                self._switch_off(error)
-        run = self.runs[-1]
+        try:
+            self._files.begin_step()
+        except ERRORS as error:
+            self._switch_off(error)
         is_aborted = abort is not None and abort.is_set
-        if self.off:
-            run.problem = self.off
-        elif is_aborted and not self._files.known.is_surveyed:
-            run.problem = ABORTED
-        else:
+        if is_aborted and not self._files.known.is_surveyed:
+            self.runs[-1].problem = ABORTED
+        elif not self.off:
             self._tell_what_is_not_covered()
 
     def _await_look(self, abort: Abort | None) -> None:
@@ -207,14 +220,6 @@ class Snapshots:
             self._tell_once(NOT_LISTED)
         elif known.unread:
             self._tell_once(NOT_READ.format(len(known.unread)), kind=NOT_READ)
-
-    def _keep_first(self, tool: events.ToolStart) -> None:
-        """Read the files that a file tool names, before it writes them."""
-        names = [tool.arguments.get("path", ""), *PATCHED.findall(str(tool.arguments.get("patch")))]
-        for name in names:
-            path = os.path.relpath(os.path.join(self.root, str(name)), self.root)
-            with contextlib.suppress(ValueError, *ERRORS):
-                self._files.keep(path)
 
     def finish(self) -> None:
         """End the present step. To be called after a run that was broken off, too."""
@@ -331,7 +336,11 @@ class Snapshots:
         except ERRORS as error:
             why = str(error).rstrip(".")
             return UndoResult(problem=f"The files of this run cannot be restored: {why}.")
-        return UndoResult(sorted(goals.keys() - lost), sorted(lost.union(run.lost)))
+        return UndoResult(
+            paths=sorted(goals.keys() - lost),
+            lost=sorted(lost.union(run.lost)),
+            is_partly_known=run.is_partly_known,
+        )
 
     def diff(self, run: RunSnapshot | None = None) -> str:
         """A unified diff of what a run changed, or all runs. Raises StoreError."""
