@@ -513,6 +513,30 @@ def test_all_names_of_a_file_are_taken_back_and_done_again(
     assert not [path for path in desk.folder.rglob(".coder-*")]
 
 
+def test_what_is_written_by_a_new_name_of_a_file_is_taken_back(desk: Desk) -> None:
+    """The kernel reports a change of the new name only, in the run that makes it and in later ones."""
+    desk.put({"a": "1\n", "other": "o\n"})
+    files = [desk.folder / name for name in ("a", "new", "other")]
+    states = [names_of(*files)]
+    for command in ("ln a new; echo 2 >> new", "echo 3 >> new", "rm new; ln other new"):
+        desk.run(sh(command))
+        states.append(names_of(*files))
+    for travel, way in [(desk.undo, states[-2::-1]), (desk.redo, states[1:])] * 2:
+        for expected in way:
+            done(travel())
+            assert names_of(*files) == expected
+
+
+def test_a_file_that_only_has_other_names_after_a_run_has_its_own_again(desk: Desk) -> None:
+    desk.put({"a": "same\n", "b": "same\n"})
+    files = [desk.folder / name for name in ("a", "b")]
+    before = names_of(*files)
+    desk.run(sh("ln -f a b"))
+    assert names_of(*files) != before
+    done(desk.undo())
+    assert names_of(*files) == before
+
+
 def test_a_name_outside_that_a_run_gave_a_file_is_left_alone(desk: Desk) -> None:
     """Before the run the file had one name, and it has one again."""
     desk.put({"a": "1\n"})
@@ -1124,6 +1148,60 @@ def test_a_file_that_a_tool_names_is_kept_before_it_is_written(
     assert before and after and before.blob == "56a6051ca2b02b04ef92d5150c9ef600403cb1de"
     assert after.blob == "e440e5c842586965a7fb77deda2eca68612b1f53"
     assert changes.files["d/new"][0] is None and changes.lost == []
+
+
+def test_undo_names_what_it_cannot_bring_back_also_in_a_later_process(desk: Desk) -> None:
+    size = MAX_FILE + 1
+    desk.put({"a": "1", "big": b"y" * size})
+    desk.again("mine")
+    desk.run(sh("echo 2 > a; echo 2 > big"))
+    desk.again("mine")
+    result = desk.undo()
+    assert (result.problem, result.paths, result.lost) == ("", ["a"], ["big"])
+    assert desk.text("a") == "1" and desk.text("big") == "2\n"
+
+
+def test_a_command_before_the_files_are_listed_is_said_to_be_known_in_part(tmp_path: Path) -> None:
+    """What a file tool writes is undone all the same. Git waits for a pipe in the place of rules."""
+    desk = Desk(tmp_path / "ws", tmp_path / "data", patience=0)
+    desk.put({"a": "1", "b": "1"})
+    git(desk.folder, "init", "-q")
+    (desk.folder / ".git/info/exclude").unlink()
+    os.mkfifo(desk.folder / ".git/info/exclude")
+    desk.snapshots(events.RunStart())
+    desk.snapshots(events.ToolStart("1", "write", {"path": "a"}, ""))
+    desk.put({"a": "2"})
+    desk.snapshots(events.ToolStart("2", "bash", {"command": "echo 2 > b"}, ""))
+    desk.put({"b": "2"})
+    desk.snapshots(events.StepEnd({}, [], "tool_calls", Usage()))
+    result = desk.undo()
+    assert (result.paths, result.is_partly_known) == (["a"], True)
+    assert desk.text("a") == "1" and desk.text("b") == "2"
+    assert "still being listed" in desk.notices()[0]
+    desk.snapshots.close()
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/hostname", "", "a\0b", ".", "d"])
+def test_a_path_of_a_call_that_is_no_file_of_the_workspace_does_no_harm(
+    desk: Desk, path: str
+) -> None:
+    desk.put({"d/a": "1"})
+    desk.snapshots(events.RunStart())
+    desk.snapshots(events.ToolStart("1", "write", {"path": path}, ""))
+    desk.put({"d/a": "2"})
+    desk.snapshots(events.StepEnd({}, [], "tool_calls", Usage()))
+    assert done(desk.undo()) == ["d/a"] and desk.notices() == []
+
+
+def test_a_run_that_an_older_version_has_written_can_be_undone(desk: Desk) -> None:
+    desk.put({"a": "1"})
+    desk.again("mine")
+    desk.run(sh("echo 2 > a"))
+    with database(desk) as db:
+        [data] = db.execute("SELECT data FROM run").fetchone()
+        db.execute("UPDATE run SET data = ?", (json.dumps(json.loads(data)[:3]),))
+    desk.again("mine")
+    assert done(desk.undo()) == ["a"] and desk.text("a") == "1"
 
 
 def test_what_changes_while_it_is_read_is_lost(files: WorkspaceFiles) -> None:

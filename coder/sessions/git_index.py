@@ -56,15 +56,23 @@ class GitIndex:
         """Find the tracked files, and the blobs that they were added as."""
         self._stamp = self._index_stamp()
         started = self.git.start("ls-files -z -v --stage --debug")
-        listing = os.fsdecode(self.git.output(started, MAX_SECONDS) or b"")
-        entry, *parts = listing.split("\0")
-        for part in parts:  # the facts of an entry, and the next entry
-            *_, size, following = part.split("\n", FACTS)
-            self._add(entry, size)
-            entry = following
+        listing = self.git.output(started, MAX_SECONDS) or b""
+        try:
+            self._read_listing(os.fsdecode(listing))
+        except ValueError:  # another version of git prints something else
+            self.tracked = {}
+            self._sizes = {}
         self.blobs = frozenset(self.tracked.values())
         self.folders = _folders_of(self.tracked)
         self.mode = self._usual_mode()
+
+    def _read_listing(self, listing: str) -> None:
+        """After each entry come facts of the file, with the next entry at their end."""
+        entry, *parts = listing.split("\0")
+        for part in parts:
+            *_, size, following = part.split("\n", FACTS)
+            self._add(entry, size)
+            entry = following
 
     def _add(self, entry: str, size: str) -> None:
         facts, _, path = entry.partition("\t")
@@ -72,7 +80,8 @@ class GitIndex:
         self.tracked[path] = ""
         if tag == "H" and stage == "0":  # neither told not to look, nor a conflict
             self.tracked[path] = blob
-            self._sizes[path] = size[len("  size: ") : size.index("\t")]
+            number, _, _ = size.partition("\t")
+            self._sizes[path] = number.removeprefix("  size: ")
 
     def _usual_mode(self) -> int:
         """The permissions that a file has which git does not take for a program."""
@@ -95,34 +104,45 @@ class GitIndex:
         # Folders of tools may be large; nothing in them is tracked, or they are searched
         skipped = TOOL_FOLDERS - {os.path.basename(folder) for folder in self.folders}
         names = " -o ".join(f"-name {name}" for name in sorted(skipped))
-        usual = f"-perm {stat.S_IMODE(self.mode):o} -links 1 -type f"
-        command = f"{find} . ( {names} ) -prune -o ! -type d ! ( {usual} ) -print0"
-        self._search = self.git.programs.start(command.split(), own_environment())
+        permissions = f"{stat.S_IMODE(self.mode):o}"
+        plain = f"-type f -links 1 -perm {permissions}"
+        search = f". ( {names} ) -prune -o ! -type d ! ( {plain} ) -print0"
+        command = [find, *search.split()]
+        self._search = self.git.programs.start(command, own_environment())
 
     def compare(self, listed: set[str]) -> None:
         """Find which of the listed files are as they were added, when changes are reported."""
         if not self._sizes:
             return
         blobs = [self.tracked[path] for path in self._sizes]
-        sizes = self.git.start(
-            "cat-file --batch-check=%(objectsize) --buffer", ["\n".join(blobs).encode(), b"\n"]
+        question = "\n".join(blobs).encode()
+        # Both at the same time
+        counting = self.git.start(
+            "cat-file --batch-check=%(objectsize) --buffer",
+            [question, b"\n"],
         )
-        modified = self.git.start("ls-files -z -m")
-        blob_sizes = (self.git.output(sizes, MAX_SECONDS) or b"").decode().splitlines()
-        changed = self.git.output(modified, MAX_SECONDS)
-        is_complete = changed is not None and len(blob_sizes) == len(blobs)
-        is_the_same = self._stamp == self._index_stamp()  # git may have written it since `read`
-        if is_complete and is_the_same and not self._are_rewritten(listed):
+        comparing = self.git.start("ls-files -z -m")
+        blob_sizes = self.git.output(counting, MAX_SECONDS) or b""
+        modified = self.git.output(comparing, MAX_SECONDS)
+        sizes = blob_sizes.decode().splitlines()
+        is_complete = modified is not None and len(sizes) == len(blobs)
+        is_same_index = self._stamp == self._index_stamp()  # git may have written it since `read`
+        if is_complete and is_same_index and not self._are_rewritten(listed):
+            unlike = set(os.fsdecode(modified or b"").split("\0"))
+            unlike |= self._converted(sizes)
             self.as_added = dict(zip(self._sizes, blobs))
-            unlike = set(os.fsdecode(changed or b"").split("\0"))
-            # Git keeps some with other ends of lines, for example
-            unlike |= {
-                path for path, size in zip(self._sizes, blob_sizes) if self._sizes[path] != size
-            }
             unlike |= self.as_added.keys() - listed
             for path in unlike & self.as_added.keys():
                 del self.as_added[path]
         self._sizes = {}
+
+    def _converted(self, blob_sizes: list[str]) -> set[str]:
+        """Files whose blobs have other sizes: git keeps them with other ends of lines, for example."""
+        found: set[str] = set()
+        for (path, size), blob_size in zip(self._sizes.items(), blob_sizes):
+            if size != blob_size:
+                found.add(path)
+        return found
 
     def find_plain(self) -> None:
         """Find which of the files as added are plain: none, if no program can tell."""
@@ -143,10 +163,19 @@ class GitIndex:
         """Does an attributes file name a filter or an encoding?"""
         root = Path(self.git.root)
         top = self.git.top
-        paths = [root / path for path in listed if path.endswith(ATTRIBUTES)]
-        paths += [up / ATTRIBUTES for up in root.parents if up.is_relative_to(top)]
-        paths.append(git_folders(top)[-1] / "info/attributes")
-        return any(REWRITES.search(read_small_file(path, MAX_ATTRIBUTES) or b"") for path in paths)
+        shared = git_folders(top)[-1]
+        files = [shared / "info/attributes"]
+        for folder in root.parents:
+            if folder.is_relative_to(top):
+                files.append(folder / ATTRIBUTES)
+        for path in listed:
+            if path.endswith(ATTRIBUTES):
+                files.append(root / path)
+        for file in files:
+            rules = read_small_file(file, MAX_ATTRIBUTES) or b""
+            if REWRITES.search(rules):
+                return True
+        return False
 
 
 def _folders_of(paths: Iterable[str]) -> set[str]:
