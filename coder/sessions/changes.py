@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import astuple, dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from coder.sessions.database import StoreError
@@ -13,6 +13,10 @@ from coder.tools.text import diff
 from coder.types import Message
 
 BINARY_AFTER = 8192  # bytes: with a zero byte in them, a file is no text
+
+
+Step = dict[str, Pair]  # by the paths of the files that changed
+Kept = list[Any]  # the facts of an entry, as JSON has them
 
 
 @dataclass
@@ -26,7 +30,7 @@ class RunSnapshot:
     """
 
     message: int = 0
-    steps: list[dict[str, Pair]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     problem: str = ""
     lost: list[str] = field(default_factory=list)
     is_partly_known: bool = False
@@ -37,8 +41,17 @@ class RunSnapshot:
 
     def to_json(self) -> str:
         """What is kept of it."""
-        steps = [{path: _facts(pair) for path, pair in step.items()} for step in self.steps]
-        kept = (self.message, steps, self.problem, self.lost, self.is_partly_known)
+        steps: list[dict[str, list[Kept | None]]] = []
+        for step in self.steps:
+            facts = {path: [_facts(entry) for entry in pair] for path, pair in step.items()}
+            steps.append(facts)
+        kept = [
+            self.message,
+            steps,
+            self.problem,
+            self.lost,
+            self.is_partly_known,
+        ]
         return json.dumps(kept)
 
     @classmethod
@@ -48,49 +61,66 @@ class RunSnapshot:
         run = cls(message, [], *others)
         run.row = row
         for step in steps:
-            pairs = {path: _pair(*facts) for path, facts in step.items()}
+            pairs: Step = {}
+            for path, (before, after) in step.items():
+                old = _entry(before)
+                new = _entry(after)
+                pairs[path] = (old, new)
             run.steps.append(pairs)
         return run
 
 
-def _facts(pair: Pair) -> list[Any]:
-    return [astuple(entry) if entry else None for entry in pair]
+def _facts(entry: Entry | None) -> Kept | None:
+    if entry is None:
+        return None
+    return [entry.mode, entry.blob, entry.link]
 
 
-def _pair(before: list[Any] | None, after: list[Any] | None) -> Pair:
-    old = Entry(*before) if before else None
-    new = Entry(*after) if after else None
-    return (old, new)
+def _entry(facts: Kept | None) -> Entry | None:
+    if facts is None:
+        return None
+    return Entry(*facts)
 
 
-def net_change(runs: Iterable[RunSnapshot]) -> tuple[dict[str, Pair], set[str]]:
+def net_change(runs: Iterable[RunSnapshot]) -> tuple[Step, set[str]]:
     """What runs have changed, from before the first step to after the last.
 
     And the paths that the user has changed between two of them. Raises StoreError if a step is not
     known.
     """
-    files: dict[str, Pair] = {}
+    files: Step = {}
     torn: set[str] = set()
+    for step in _steps_of(runs):
+        for path, (before, after) in step.items():
+            first = before
+            if path in files:
+                first, last = files[path]
+                if last != before:
+                    torn.add(path)
+            files[path] = (first, after)
+    return files, torn
+
+
+def _steps_of(runs: Iterable[RunSnapshot]) -> Iterator[Step]:
     for run in runs:
         if run.problem:
             raise StoreError(run.problem)
-        for step in run.steps:
-            for path, (before, after) in step.items():
-                first, last = files.get(path, (before, before))
-                files[path] = (first, after)
-                if last != before:
-                    torn.add(path)
-    return files, torn
+        yield from run.steps
 
 
 def diff_of(files: Mapping[str, Pair], blobs: Mapping[str, bytes]) -> str:
     """A unified diff of these files, with the contents of their blobs."""
-    parts: list[str] = []
+    lines: list[str] = []
     for path, (before, after) in sorted(files.items()):
-        if before != after:
-            parts += _heading(path, before, after)
-            parts.append(_content_diff(path, _content(before, blobs), _content(after, blobs)))
-    return "".join(f"{part}\n" for part in parts if part)
+        if before == after:
+            continue
+        lines += _heading(path, before, after)
+        old = _content(before, blobs)
+        new = _content(after, blobs)
+        content = _content_diff(path, old, new)
+        if content:
+            lines.append(content)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _heading(path: str, before: Entry | None, after: Entry | None) -> list[str]:
@@ -107,7 +137,9 @@ def _heading(path: str, before: Entry | None, after: Entry | None) -> list[str]:
 
 def _content(entry: Entry | None, blobs: Mapping[str, bytes]) -> bytes | None:
     """The content of a file; of none it is empty. None if it is no longer kept."""
-    return blobs.get(entry.blob) if entry else b""
+    if entry is None:
+        return b""
+    return blobs.get(entry.blob)
 
 
 def _content_diff(path: str, before: bytes | None, after: bytes | None) -> str:
@@ -115,9 +147,12 @@ def _content_diff(path: str, before: bytes | None, after: bytes | None) -> str:
         return f"The contents of {path} are no longer kept"
     if before == after:
         return ""
-    if b"\0" in before[:BINARY_AFTER] + after[:BINARY_AFTER]:
+    beginnings = before[:BINARY_AFTER] + after[:BINARY_AFTER]
+    if b"\0" in beginnings:
         return f"Binary files a/{path} and b/{path} differ"
-    return diff(before.decode("utf-8", "replace"), after.decode("utf-8", "replace"), path)
+    old = before.decode("utf-8", "replace")
+    new = after.decode("utf-8", "replace")
+    return diff(old, new, path)
 
 
 def blobs_of(files: Iterable[Pair]) -> set[str]:

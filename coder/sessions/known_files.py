@@ -68,17 +68,26 @@ class KnownFiles:
         """The files at these places, and those below the ones that were folders."""
         files = {place for place in places if self.state(place)}
         folders = places & self.folders
-        if folders:
-            for paths in (self.in_git, self.read, self.unread):
-                files |= {path for path in paths if is_within(path, folders)}
+        if not folders:
+            return files
+        for paths in self.files():
+            for path in paths:
+                if is_within(path, folders):
+                    files.add(path)
         return files
 
     def forget_folders(self, places: set[str]) -> None:
         """Forget the folders at and below these places."""
-        if places & self.folders:
-            kept = {path for path in self.folders if not is_within(path, places)}
-            self.folders = kept
+        if self.folders.isdisjoint(places):
+            return
+        for folder in list(self.folders):
+            if is_within(folder, places):
+                self.folders.discard(folder)
+
+    def files(self) -> list[Collection[str]]:
+        """All files, by their states."""
+        return [self.in_git, self.read, self.unread]
 
     def paths(self) -> list[Collection[str]]:
         """All that is covered, whatever the rules of git say by now."""
-        return [self.in_git, self.read, self.unread, self.folders]
+        return [*self.files(), self.folders]

@@ -180,21 +180,26 @@ class WorkspaceFiles:
 
     def _other_names(self, changed: set[str]) -> set[str]:
         """The files of which these have become names: the kernel reports the new names only."""
-        inodes: set[int] = set()
-        for path in changed:
-            info = info_at(self.root, path)
-            state = self.known.state(path)
-            link = link_of(info) if info else 0
-            if link and not (state and state.link == link):
-                inodes.add(link)
-        if not inodes:
-            return set()
+        inodes = {self._new_inode(path) for path in changed}
+        inodes.discard(0)
         found: set[str] = set()
-        for paths in (self.known.in_git, self.known.read, self.known.unread):
+        if not inodes:
+            return found
+        for paths in self.known.files():
             for path, info in self.reader.infos(paths).items():
-                if info.st_ino in inodes and path not in self.known.polled:
+                if info.st_ino in inodes:
                     found.add(path)
-        return found
+        return found - self.known.polled
+
+    def _new_inode(self, path: str) -> int:
+        """The inode of which a file has become a name; 0 if it was one, or has no other name."""
+        info = info_at(self.root, path)
+        if info is None:
+            return 0
+        link = link_of(info)
+        state = self.known.state(path)
+        was_linked = state is not None and state.link == link
+        return 0 if was_linked else link
 
     def _changed_polled(self) -> set[str]:
         changed: set[str] = set()
