@@ -396,6 +396,17 @@ def test_a_session_that_is_closed_watches_no_folder(desk: Desk) -> None:
     assert watched() == before - 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not report")
+def test_a_run_of_one_short_answer_watches_nothing(desk: Desk) -> None:
+    """To end a watch takes the kernel 10 to 20 ms, which is much of such a run."""
+    desk.put({"a": "1"})
+    desk.snapshots(events.RunStart())
+    assert desk.snapshots.close() is None
+    desk.again()
+    desk.run(sh("echo 2 > a"))
+    assert done(desk.undo()) == ["a"]
+
+
 NAMES = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "d", "e/f", "e"])
 FORMS = {
     "write": "mkdir -p $(dirname {0}); echo {1} > {0}",

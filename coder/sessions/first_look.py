@@ -18,6 +18,7 @@ from coder.sessions.folder_watch import FolderWatch
 from coder.sessions.git_index import GitIndex
 from coder.sessions.known_files import KnownFiles
 
+SHORT_ANSWER = 0.25  # seconds for which nothing is watched, unless a tool begins
 CLOCK = 20_000_000  # nanoseconds by which the kernel's clock of files may be behind
 BATCH = 500  # files that are read between two looks at what was reported
 
@@ -55,6 +56,10 @@ class FirstLook:
         # What git has added, and when
         index.read()
         self.store.in_git = index.blobs
+        # Many answers need no tool, and to end a watch takes the kernel 10 to 20 ms
+        self.known.is_needed.wait(SHORT_ANSWER)
+        if self.closing.is_set():
+            return
         # Folders are listed and watched while a program looks at permissions
         self.watch.begin()
         if self.watch.works:

@@ -17,7 +17,8 @@ class KnownFiles:
     it changes now, it is lost what it was; the number is its stamp, or 0 if changes are reported.
 
     `is_surveyed`: is it known which files there are? `steps`: how often a tool has begun. While
-    one works `no_tool` is not set: if changes are not reported, nothing is read then.
+    one works `no_tool` is not set: if changes are not reported, nothing is read then. `is_needed`
+    is set when a tool waits for the files, or the session ends.
 
     `folders` are watched. The kernel may not report changes of files that are `polled`. Whoever
     uses this from two threads holds the `lock`.
@@ -27,6 +28,7 @@ class KnownFiles:
         self.lock = threading.RLock()
         self.is_surveyed = False
         self.steps = 0
+        self.is_needed = threading.Event()
         self.no_tool = threading.Event()
         self.no_tool.set()
         self.in_git: dict[str, str] = {}  # blobs

@@ -41,7 +41,7 @@ from coder.types import Message
 
 ERRORS = (StoreError, OSError)
 SURVEY_SECONDS = 3.0  # for which a tool may wait until it is known which files there are
-READING_SECONDS = 0.3  # for which it may wait until all are read, from the start of the run
+READING_SECONDS = 0.5  # for which it may wait until all are read, from the start of the run
 CLOSING_SECONDS = 0.1  # for which the program waits at its end for the thread
 PATCHED = re.compile(r"^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.*?) *$", re.MULTILINE)
 OFF = "/undo does not cover file changes in this session. {}"
@@ -201,6 +201,7 @@ class Snapshots:
 
     def _await_look(self, abort: Abort | None) -> None:
         """Wait until the files are known; if they are, a little longer until all are read."""
+        self._files.known.is_needed.set()
         while self._first_look and self._first_look.is_alive():
             seconds = self.patience
             if self._files.known.is_surveyed:

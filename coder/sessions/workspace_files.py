@@ -241,6 +241,7 @@ class WorkspaceFiles:
         self._closing.set()
         self._programs.close()
         self.known.no_tool.set()
+        self.known.is_needed.set()
         return self._watch.close()
 
 
