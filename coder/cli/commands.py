@@ -311,7 +311,11 @@ class Commands(CommandTable):
         else:
             self.screen.line(f"{done}: {first_of(result.paths) or 'no file was changed'}.")
         if result.lost:
-            self.warn(f"Not restored, since the contents are gone: {first_of(result.lost)}.")
+            self.warn(f"Not restored, since the contents are not kept: {first_of(result.lost)}.")
+        if result.is_partly_known:
+            self.warn(
+                "A command of this run began before all files were listed: it may have changed more."
+            )
         return result.prompt
 
     @command(

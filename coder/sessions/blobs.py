@@ -8,14 +8,15 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 from coder.sessions.database import Database
+from coder.sessions.file_states import State
 from coder.sessions.git import Git, blob_id
 
 MAX_STORED = 100_000_000  # bytes of a workspace's contents; steps may double it
-MAX_WAITING = 8_000_000  # bytes of contents in memory, before they are stored
+MAX_WAITING = 2_000_000  # bytes of contents in memory, before they are stored
 DAY = 86_400  # seconds
 KEPT_DAYS = 30
 
@@ -28,18 +29,22 @@ class BlobStore(Database):
     """
 
     what = "The file of undo"
+    version = 1
     wal = False
     schema = """
     PRAGMA auto_vacuum = full;
     CREATE TABLE IF NOT EXISTS blob (id TEXT PRIMARY KEY, used INTEGER, data BLOB);
     CREATE TABLE IF NOT EXISTS run (id INTEGER PRIMARY KEY, session TEXT, time INTEGER, data TEXT);
-    CREATE TABLE IF NOT EXISTS look (id INTEGER PRIMARY KEY, data TEXT);
+    CREATE TABLE IF NOT EXISTS file (path BLOB PRIMARY KEY, state TEXT) WITHOUT ROWID;
+    DROP TABLE IF EXISTS look;
+    PRAGMA user_version = 1;
     """
 
-    def __init__(self, root: str, data: str, deadline: Callable[[], float]) -> None:
+    def __init__(self, root: str, data: str, git: Git) -> None:
         name = f"{hashlib.sha256(os.fsencode(root)).hexdigest()}.db"
         super().__init__(Path(data, "snapshots", name))
-        self.git = Git(root, data, deadline)
+        self.git = git
+        self.in_git: Collection[str] = ()  # contents that git has
         self._waiting_blobs: dict[str, bytes] = {}
         self._waiting_bytes = 0
         with contextlib.suppress(OSError):
@@ -59,19 +64,22 @@ class BlobStore(Database):
     def add(self, data: bytes) -> str:
         """The id of a content, which `flush` will store if git does not have it."""
         blob = blob_id(data)
-        if blob not in self._waiting_blobs and blob not in self.git.blobs:
-            self._waiting_blobs[blob] = data
-            self._waiting_bytes += len(data)
-        if self._waiting_bytes > MAX_WAITING:
-            self.flush()
+        with self._lock:
+            if blob not in self._waiting_blobs and blob not in self.in_git:
+                self._waiting_blobs[blob] = data
+                self._waiting_bytes += len(data)
+            if self._waiting_bytes > MAX_WAITING:
+                self.flush()
         return blob
 
     def flush(self) -> None:
         """Store what waits."""
-        waiting = self._waiting_blobs
-        self._waiting_blobs = {}
-        self._waiting_bytes = 0
-        if waiting:
+        with self._lock:
+            waiting = self._waiting_blobs
+            self._waiting_blobs = {}
+            self._waiting_bytes = 0
+            if not waiting:
+                return
             now = int(time.time())
             rows = [(blob, now, zlib.compress(data, 1)) for blob, data in waiting.items()]
             update = "ON CONFLICT DO UPDATE SET used = excluded.used"
@@ -86,8 +94,30 @@ class BlobStore(Database):
                 contents[row["id"]] = zlib.decompress(row["data"])
         return contents | self.git.contents(ids - contents.keys())
 
+    def saved_states(self, in_git: Collection[str]) -> dict[str, State]:
+        """The files as earlier processes have read them, if their contents are kept, or `in_git`."""
+        kept = {row["id"] for row in self.rows("SELECT id FROM blob")}
+        states: dict[str, State] = {}
+        for row in self.rows("SELECT path, state FROM file"):
+            state = State(*json.loads(row["state"]))
+            if state.blob in kept or state.blob in in_git:
+                path = os.fsdecode(row["path"])
+                states[path] = state
+        return states
+
+    def save_states(self, states: Mapping[str, State]) -> None:
+        rows = [(os.fsencode(path), json.dumps(state)) for path, state in states.items()]
+        self.execute("INSERT OR REPLACE INTO file VALUES (?, ?)", *rows)
+
+    def forget_states(self, paths: Iterable[str]) -> None:
+        rows = [(os.fsencode(path),) for path in paths]
+        self.execute("DELETE FROM file WHERE path = ?", *rows)
+
     def prune(self, used: Collection[str]) -> None:
-        """Remove what was not used for KEPT_DAYS, also of other workspaces; after a day, if there is little room."""
+        """Remove what was not used for KEPT_DAYS, also of other workspaces.
+
+        If there is little room, what was not used for a day.
+        """
         now = int(time.time())
         a_day_ago = now - DAY
         oldest = now - KEPT_DAYS * DAY

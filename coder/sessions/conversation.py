@@ -154,9 +154,13 @@ class Conversation:
 
     def close(self) -> None:
         self.settle()
+        closing = (
+            self.snapshots.close()
+        )  # takes the kernel some time, during which the rest is closed
         self._leave()
-        self.snapshots.close()
         self.store.close()
+        if closing:
+            closing.join()
 
     # -- what happens in it
 

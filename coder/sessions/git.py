@@ -1,4 +1,4 @@
-"""What the user's git knows of a workspace: contents that undo need not keep, and which files are ignored.
+"""What the user's git knows of a workspace: which files are ignored, and contents that undo need not keep.
 
 Nothing of the repository is written, and of its settings only the rules of what is ignored count.
 """
@@ -8,23 +8,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import select
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from coder.tools.repository import git_folders, repository_top
 from coder.tools.secrets import environment
 from coder.tools.workspace import make_private, read_small_file
 
-MAX_ATTRIBUTES = 1_000_000  # bytes of a .gitattributes
-MAX_GIT = 0.9  # seconds of a command; a longer one is killed
+MAX_SECONDS = 0.9  # of a question; what takes longer is killed
 MAX_ASKED = 8_000  # bytes of paths in one question: a pipe has room for them
+HEAD = b"ref: refs/heads/none\n"
 FIELDS = 4  # of an answer: the file of a rule, its line, the rule, the path
-# What may give a file another content of the same size than its blob has
-REWRITES = re.compile(rb"filter=|working-tree-encoding=")
 
 
 def blob_id(data: bytes) -> str:
@@ -32,57 +30,94 @@ def blob_id(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0%b" % (len(data), data), usedforsecurity=False).hexdigest()
 
 
-class Git:
-    """What git knows of the files below `root`; nothing if there is no git, or no repository."""
+class Programs:
+    """Programs that were started and work at the same time; `close` ends them, also from another thread."""
 
-    def __init__(self, root: str, data: str, deadline: Callable[[], float]) -> None:
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._working: set[subprocess.Popen[bytes]] = set()
+        self._is_closed = False
+
+    def start(
+        self,
+        command: Sequence[str],
+        variables: dict[str, str],
+        lines: Iterable[bytes] = (),
+    ) -> subprocess.Popen[bytes]:
+        """Start a program with these lines as its input. Raises OSError."""
+        with tempfile.TemporaryFile() as given:  # a file: nobody waits for what a pipe holds
+            given.writelines(lines)
+            given.seek(0)
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=variables,
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        self._working.add(process)
+        if self._is_closed:
+            process.kill()
+        return process
+
+    def output(self, process: subprocess.Popen[bytes], seconds: float | None) -> bytes | None:
+        """What a program prints; None if it fails, or takes longer than these seconds."""
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        finally:
+            self._working.discard(process)
+        return output if process.returncode in (0, 1) else None
+
+    def close(self) -> None:
+        """End what works, and what is started from now on."""
+        self._is_closed = True
+        for process in list(self._working):
+            process.kill()
+
+
+class Git:
+    """What git says of the files below `root`; nothing if there is no git, or no repository."""
+
+    def __init__(self, root: str, data: str, programs: Programs) -> None:
         from coder.tools.bash import find_program  # late: what lists conversations needs no tools
 
         self.root = root
         self.top = repository_top(Path(root))
-        self.deadline = deadline
+        self.programs = programs
         is_repository = os.path.lexists(self.top / ".git")
         self._program = find_program("git", root) if is_repository else ""
         self._git_folder = Path(data, "git")
         self._answering: subprocess.Popen[bytes] | None = None
         self._has_crashed = False  # while it was answering
-        self.tracked: dict[str, str] = {}  # blob ids of files, or "": not seen when it changes
-        self.blobs: set[str] = set()
 
-    def _run(
-        self, command: str, lines: Iterable[bytes] = (), *, apart: bool = True, wait: bool = False
-    ) -> bytes | None:
-        """What git prints; None if it fails, or takes too long. `wait`: it may. `apart`: see _variables."""
+    def start(self, command: str, lines: Iterable[bytes] = ()) -> subprocess.Popen[bytes] | None:
+        """Start a command that reads the user's index and objects, without any settings."""
         if not self._program:
             return None
-        variables = _environment()
-        if apart:
-            variables |= self._variables()
-        seconds = min(MAX_GIT, self.deadline() - time.monotonic())
-        try:
-            done = subprocess.run(
-                self._command(command),
-                cwd=self.root,
-                env=variables,
-                input=b"".join(lines),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                timeout=None if wait else seconds,
-            )
-        except subprocess.TimeoutExpired:
-            return None
-        return done.stdout if done.returncode in (0, 1) else None
+        return self.programs.start(self._command(command), self._variables(), lines)
+
+    def output(
+        self, process: subprocess.Popen[bytes] | None, seconds: float | None = MAX_SECONDS
+    ) -> bytes | None:
+        """What a command prints; None if it fails, or takes longer. No `seconds`: it may."""
+        return self.programs.output(process, seconds) if process else None
 
     def _command(self, command: str) -> list[str]:
         return [self._program, "-c", "core.fsmonitor=false", *command.split()]
 
     def _variables(self) -> dict[str, str]:
-        """For the user's index and objects, read through a repository of this program, without any settings."""
-        make_private(self._git_folder / "refs")
-        (self._git_folder / "HEAD").touch(0o600)  # else the umask would decide
-        (self._git_folder / "HEAD").write_text("ref: refs/heads/none\n")
+        """Lead git to the user's index and objects by way of a repository of this program."""
+        head = self._git_folder / "HEAD"
+        if read_small_file(head) != HEAD:  # another git may be reading it
+            make_private(self._git_folder / "refs")
+            head.touch(0o600)  # else the umask would decide
+            head.write_bytes(HEAD)
         folders = git_folders(self.top)
-        return {
+        return own_environment() | {
             "GIT_DIR": str(self._git_folder),
             "GIT_WORK_TREE": str(self.top),
             "GIT_INDEX_FILE": str(folders[0] / "index"),
@@ -92,47 +127,7 @@ class Git:
             "GIT_NO_LAZY_FETCH": "1",
         }
 
-    def read_index(self) -> None:
-        """Find the tracked files, and the blobs that they were added as."""
-        self.tracked = {}
-        self.blobs = set()
-        listing = self._run("ls-files -z -v --stage") or b""
-        for line in listing.split(b"\0")[:-1]:
-            facts, _, name = line.partition(b"\t")
-            tag, _, blob, stage = facts.decode().split()
-            is_watched = tag == "H" and stage == "0"  # no assume-unchanged, no conflict
-            self.tracked[os.fsdecode(name)] = blob if is_watched else ""
-            self.blobs.add(blob)
-
-    def unchanged(self, files: Mapping[str, int], rules: Iterable[str]) -> dict[str, str]:
-        """Blob ids of those of these files (with their sizes) that have the content of their blobs.
-
-        Git knows that from their stamps. None, if a .gitattributes (`rules`, and those above) may give
-        a file another content.
-        """
-        tracked = {path: self.tracked[path] for path in files if self.tracked.get(path)}
-        if not tracked or self._are_rewritten(rules):
-            return {}
-        listing = self._run("ls-files -z -m")
-        if listing is None:
-            return {}
-        modified = {os.fsdecode(name) for name in listing.split(b"\0")}
-        ids = {f"{blob}\n".encode() for blob in tracked.values()}
-        output = self._run("cat-file --batch-check=%(objectname)=%(objectsize)", ids) or b""
-        sizes = set(output.decode().splitlines())
-        unchanged: dict[str, str] = {}
-        for path, blob in tracked.items():
-            if path not in modified and f"{blob}={files[path]}" in sizes:
-                unchanged[path] = blob
-        return unchanged
-
-    def _are_rewritten(self, rules: Iterable[str]) -> bool:
-        """Does an attributes file name a filter or an encoding?"""
-        root = Path(self.root)
-        paths = [root / path for path in rules]
-        paths += [up / ".gitattributes" for up in root.parents if up.is_relative_to(self.top)]
-        paths.append(git_folders(self.top)[-1] / "info/attributes")
-        return any(REWRITES.search(read_small_file(path, MAX_ATTRIBUTES) or b"") for path in paths)
+    # ---- what is ignored
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
@@ -166,19 +161,11 @@ class Git:
         Raises OSError if there is no answer in time.
         """
         if not self._answering:
-            self._answering = subprocess.Popen(
-                self._command("check-ignore --no-index --verbose --non-matching -z --stdin"),
-                bufsize=0,
-                cwd=self.root,
-                env=_environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
+            self._answering = self._begin_answering()
         process = self._answering
         assert process.stdin and process.stdout
         process.stdin.write(b"".join(paths))
-        end = min(time.monotonic() + MAX_GIT, self.deadline())
+        end = time.monotonic() + MAX_SECONDS
         output = b""
         while output.count(b"\0") < FIELDS * len(paths):
             left = max(0.0, end - time.monotonic())
@@ -195,19 +182,34 @@ class Git:
         # A rule with a ! takes back what another one ignores
         return {os.fsdecode(path[2:]) for rule, path in rules if rule and rule[:1] != b"!"}
 
+    def _begin_answering(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command("check-ignore --no-index --verbose --non-matching -z --stdin"),
+            bufsize=0,
+            cwd=self.root,
+            env=own_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
     def _ask_again(self, paths: Sequence[bytes]) -> set[str]:
         """The same from a process of its own, which names no rules. Raises OSError."""
-        output = self._run("check-ignore --no-index -z --stdin", paths, apart=False)
+        command = self._command("check-ignore --no-index -z --stdin")
+        process = self.programs.start(command, own_environment(), paths)
+        output = self.output(process)
         if output is None:
             raise ChildProcessError
         return {os.fsdecode(name[2:]) for name in output.split(b"\0")[:-1]}
+
+    # ---- contents
 
     def contents(self, blobs: Iterable[str]) -> dict[str, bytes]:
         """Those of these blobs that git has."""
         ids = [f"{blob}\n".encode() for blob in blobs]
         if not ids:
             return {}
-        output = self._run("cat-file --batch", ids, wait=True) or b""
+        output = self.output(self.start("cat-file --batch", ids), seconds=None) or b""
         contents: dict[str, bytes] = {}
         start = 0
         while start < len(output):
@@ -221,7 +223,8 @@ class Git:
         return contents
 
 
-def _environment() -> dict[str, str]:
+def own_environment() -> dict[str, str]:
+    """The environment without secrets, and without what would lead git elsewhere."""
     return {name: value for name, value in environment().items() if name[:4] != "GIT_"}
 
 

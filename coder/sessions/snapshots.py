@@ -5,40 +5,52 @@
         snapshots(event, abort)
     snapshots.undo(messages)
 
-A subscriber of events. All files are looked at beside the first answer of a run; what changes between the first
-tool of a step and its end counts as the run's, but not what changes while a question to the user stands.
-What differs from how the run left it is never overwritten: then nothing is done, and the paths are named.
+A subscriber of events. A thread looks at all files while the model answers. What changes between
+the first tool of a step and its end counts as the run's, but not what changes while a question
+waits for the user. What differs from how the run left it is never overwritten: then nothing is
+done, and the paths are named.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from coder import events
 from coder.abort import Abort
 from coder.events import Event
 from coder.history import text_of, user
+from coder.sessions.changes import (
+    RunSnapshot,
+    blobs_of,
+    diff_of,
+    named,
+    net_change,
+    reversed_pairs,
+)
 from coder.sessions.database import StoreError
-from coder.sessions.workspace_files import SECONDS, Entry, Pair, WorkspaceFiles
-from coder.tools.text import diff
-from coder.tools.workspace import remove
+from coder.sessions.file_states import Entry, Pair, is_linked_otherwise
+from coder.sessions.workspace_files import Changes, WorkspaceFiles
 from coder.types import Message
 
 ERRORS = (StoreError, OSError)
+SURVEY_SECONDS = 3.0  # for which a tool may wait until it is known which files there are
+READING_SECONDS = 0.5  # for which it may wait until all are read, from the start of the run
+CLOSING_SECONDS = 0.1  # for which the program waits at its end for the thread
+PATCHED = re.compile(r"^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.*?) *$", re.MULTILINE)
 OFF = "/undo does not cover file changes in this session. {}"
-PARTLY = "/undo covers only part of this folder: {:,} files are too many, or too large, to be read."
+PARTLY = "/undo covers only part of this folder: {:,} files are too many to be kept."
+NOT_LISTED = "/undo covers only part of this folder yet: its files are still being listed."
+NOT_READ = "/undo covers only part of this folder yet: {:,} files are still being read."
 CHANGED = "Nothing was done: these files were changed since: {}."
 LOST = "Changed, and not covered by /undo: {}."
-NAMED = 5  # paths in a notice
+ABORTED = "the run was aborted before its files were known"
 TAKEN_BACK = (
     "I have undone your last changes ({}). The summary above may still contain them: look at the files before "
     "you go on."
@@ -46,45 +58,38 @@ TAKEN_BACK = (
 
 
 @dataclass
-class RunSnapshot:
-    """One run: `message` is the time of its user message, or 0 where it went on without one.
-
-    `steps` are those which changed something; where one is not known, `problem` says why. Once undone, `removed` are
-    the messages that stood at a `place` in the list, `left` those there now.
-    """
-
-    message: int = 0
-    steps: list[dict[str, Pair]] = field(default_factory=list)
-    problem: str = ""
-    row: int = 0  # in the file
-    place: int = 0
-    removed: list[Message] = field(default_factory=list)
-    left: list[Message] = field(default_factory=list)
-
-
-@dataclass
 class UndoResult:
-    """What `undo` or `redo` did: the `paths` that were written or removed; the contents of `lost` are no longer kept.
+    """What `undo` or `redo` did: the `paths` that were written or removed.
 
-    `prompt` is that of the run. With a `problem` nothing counts as done.
+    The contents of `lost` are not kept, so these were left as they are. `is_partly_known`: the run
+    began a command before it was known which files there are; more may have changed. `prompt` is
+    that of the run. With a `problem` nothing counts as done.
     """
 
     paths: Sequence[str] = ()
     lost: Sequence[str] = ()
     problem: str = ""
     prompt: str = ""
+    is_partly_known: bool = False
 
 
 class Snapshots:
     """The `runs` of a session and what they changed; `undone` are those that were taken back.
 
     The newest are the last. `data` is the program's data folder. `tell` gets lines for the user.
+    A tool waits at most `patience` seconds for a look at the files.
     """
 
     def __init__(
-        self, workspace: Path, data: Path, *, tell: Callable[[str], object] = lambda text: None
+        self,
+        workspace: Path,
+        data: Path,
+        *,
+        tell: Callable[[str], object] = lambda text: None,
+        patience: float = SURVEY_SECONDS,
     ) -> None:
         self.tell = tell
+        self.patience = patience
         self.harmless: Collection[str] = ()  # names of tools that change nothing
         self.runs: list[RunSnapshot] = []
         self.undone: list[RunSnapshot] = []
@@ -92,246 +97,264 @@ class Snapshots:
         self.root = os.path.realpath(workspace)
         self._files = WorkspaceFiles(self.root, os.path.realpath(data))
         self._session = ""
-        self._first_look = threading.Thread()  # of all files
+        self._first_look: threading.Thread | None = None
         self._look_began = 0.0
         self._reported_notices: set[str] = set()
-        self._in_step = False  # a tool has begun
-        self._is_answering = (
-            False  # in a step: the event before was a question, which is answered now
-        )
+        self._in_step = False  # has a tool begun?
+        self._is_answering = False  # in a step: was the event before a question?
 
     def open(self, session_id: str, resumed: bool = False) -> None:
         """Continue with the runs of this session."""
-        self._session, self.runs, self.undone = session_id, [], []
-        with contextlib.suppress(*ERRORS):
-            if resumed:
-                query = "SELECT id, data FROM run WHERE session = ? ORDER BY id"
+        self._session = session_id
+        self.runs = []
+        self.undone = []
+        if resumed:
+            query = "SELECT id, data FROM run WHERE session = ? ORDER BY id"
+            with contextlib.suppress(*ERRORS):
                 for row in self._files.store.rows(query, session_id):
-                    message, steps, problem = json.loads(row["data"])
-                    steps = [{path: _pair(pair) for path, pair in step.items()} for step in steps]
-                    self.runs.append(RunSnapshot(message, steps, problem, row["id"]))
+                    self.runs.append(RunSnapshot.from_json(row["data"], row["id"]))
 
     # ---- taking them
 
     def __call__(self, event: Event, abort: Abort | None = None) -> None:
-        if self._is_answering:
+        if self._is_answering:  # the question is answered, and the step goes on
             self._begin_step(abort)
         match event:
             case events.RunStart():
                 self.undone.clear()
                 self.runs.append(RunSnapshot())
-                done = self._files.ready and not self._files.left_out
-                if not (self.off or done or self._first_look.is_alive()):
-                    self._look_began, self._files.deadline = time.monotonic(), math.inf
-                    self._first_look = threading.Thread(target=self._look_first, daemon=True)
-                    self._first_look.start()
+                self._begin_look()
             case events.MessageEnd(message={"role": "user"} as message) if self.runs:
-                stamp = message.get("meta", {}).get("timestamp")
-                self.runs[-1].message = self.runs[-1].message or stamp or 0
+                self._note_prompt(message)
             case events.ToolStart(name=name) if name not in self.harmless:
                 self._begin_step(abort)
             case events.StepEnd() | events.RunEnd():
                 self.finish()
-        # Beside a sub-agent that asks others may work on: what they change then is taken for the user's, too
-        if self._in_step and hasattr(events.innermost(event), "reply"):
-            self.finish()
-            self._is_answering = True
+        self._follow(events.innermost(event))
         if isinstance(event, events.RunEnd):
             self._save(self.runs[-1])
 
-    def _look_first(self) -> None:
-        """Look at all files, in a worker thread; again, where there was no time for all."""
+    def _follow(self, event: Event) -> None:
+        """In a step: a question, also of a sub-agent, and what a tool is about to write."""
+        if not self._in_step:
+            return
+        if isinstance(event, events.ToolStart) and event.name not in self.harmless:
+            self._begin_tool(event)
+        # While a sub-agent asks, others may work on: what they change then is taken for the user's, too
+        if hasattr(event, "reply"):
+            self.finish()
+            self._is_answering = True
+
+    def _begin_tool(self, tool: events.ToolStart) -> None:
+        """Read the files that a file tool names, before it writes them."""
+        patch = str(tool.arguments.get("patch", ""))
+        names = PATCHED.findall(patch)
+        if "path" in tool.arguments:
+            names.append(str(tool.arguments["path"]))
+        for name in names:
+            whole = os.path.normpath(os.path.join(self.root, name))
+            inside = whole.removeprefix(f"{self.root}/")
+            if inside != whole:
+                with contextlib.suppress(ValueError, *ERRORS):  # it may be no path
+                    self._files.keep(inside)
+        if not names and not self._files.known.is_surveyed:
+            self.runs[-1].is_partly_known = True
+
+    def _note_prompt(self, message: Message) -> None:
+        """The first message of the user's in a run is its prompt."""
+        run = self.runs[-1]
+        if not run.message:
+            run.message = message.get("meta", {}).get("timestamp") or 0
+
+    def _begin_look(self) -> None:
+        """Begin to look at all files, once in a session."""
+        if self.off or self._first_look:
+            return
+        self._look_began = time.monotonic()
+        self._first_look = threading.Thread(target=self._look_at_all, daemon=True)
+        self._first_look.start()
+
+    def _look_at_all(self) -> None:
+        """What the thread does."""
         try:
-            self._files.start()
+            self._files.look_at_all()
             if notice := self._files.store.notice:
                 self._tell_once(notice)
         except ERRORS as error:
             self._switch_off(error)
 
     def _begin_step(self, abort: Abort | None) -> None:
-        """In front of a tool: what has changed up to now is not the run's."""
+        """Before a tool: what has changed up to now is not the run's."""
         if self._in_step:
             return
-        self._in_step = True
         self._await_look(abort)
-        self._look()
+        self._in_step = True
+        try:
+            self._files.begin_step()
+        except ERRORS as error:
+            self._switch_off(error)
+        is_aborted = abort is not None and abort.is_set
+        if is_aborted and not self._files.known.is_surveyed:
+            self.runs[-1].problem = ABORTED
+        elif not self.off:
+            self._tell_what_is_not_covered()
+
+    def _await_look(self, abort: Abort | None) -> None:
+        """Wait until the files are known; if they are, a little longer until all are read."""
+        self._files.known.is_needed.set()
+        while self._first_look and self._first_look.is_alive():
+            seconds = self.patience
+            if self._files.known.is_surveyed:
+                seconds = min(seconds, READING_SECONDS)
+            is_aborted = abort is not None and abort.is_set
+            if is_aborted or time.monotonic() > self._look_began + seconds:
+                return
+            self._first_look.join(0.02)
+
+    def _tell_what_is_not_covered(self) -> None:
         if self._files.left_out:
             self._tell_once(PARTLY.format(self._files.left_out))
-
-    def _await_look(self, abort: Abort | None = None, seconds: float = SECONDS) -> None:
-        """Wait for the end of the first look, which may take these seconds, or until now."""
-        self._files.deadline = max(self._look_began + seconds, time.monotonic())
-        while self._first_look.is_alive() and not (abort and abort.is_set):
-            self._first_look.join(0.05)
+        if self._first_look is None or not self._first_look.is_alive():
+            return
+        known = self._files.known
+        if not known.is_surveyed:
+            self._tell_once(NOT_LISTED)
+        elif known.unread:
+            self._tell_once(NOT_READ.format(len(known.unread)), kind=NOT_READ)
 
     def finish(self) -> None:
-        """End the step under way. To be called behind a run that was broken off, too."""
+        """End the present step. To be called after a run that was broken off, too."""
         self._is_answering = False
         if not self._in_step:
             return
-        step, lost = self._look()
         self._in_step = False
-        if step:
-            self.runs[-1].steps.append(step)
-            self._save(self.runs[-1])
-        if lost:
-            self._tell_once(LOST.format(", ".join(lost[:NAMED])))
-
-    def _look(self) -> tuple[dict[str, Pair], Sequence[str]]:
-        """What has changed since the last look; and the paths of which that is not kept."""
-        if not self.off and self._files.ready and not self._first_look.is_alive():
-            try:
-                return self._files.look()
-            except ERRORS as error:
-                self._switch_off(error)
-        self.runs[-1].problem = self.off or "the run was aborted before its files were known"
-        return {}, ()
+        run = self.runs[-1]
+        try:
+            changes = self._files.end_step()
+        except ERRORS as error:
+            self._switch_off(error)
+            changes = Changes()
+        if self.off:
+            run.problem = self.off
+            return
+        if changes.files:
+            run.steps.append(changes.files)
+        if changes.lost:
+            run.lost = sorted({*run.lost, *changes.lost})
+            self._tell_once(LOST.format(named(changes.lost)))
+        if changes.files or changes.lost:
+            self._save(run)
 
     def _switch_off(self, error: Exception) -> None:
         self.off = str(error)
         self._tell_once(OFF.format(self.off))
 
-    def _tell_once(self, text: str) -> None:
-        if text not in self._reported_notices:
-            self._reported_notices.add(text)
+    def _tell_once(self, text: str, kind: str = "") -> None:
+        """Tell the user, but only one notice of a kind."""
+        if (kind or text) not in self._reported_notices:
+            self._reported_notices.add(kind or text)
             self.tell(text)
 
-    def _save(self, run: RunSnapshot, keep: bool = True) -> None:
-        """Write what a run has changed, or remove it. Where that fails, undo works as long as the process does."""
-        data = json.dumps((run.message, run.steps, run.problem), default=astuple)
-        values = run.row or None, self._session, int(time.time()), data
+    def _save(self, run: RunSnapshot) -> None:
+        """Write what a run has changed. If that fails, undo works as long as the process does."""
+        values = (run.row or None, self._session, int(time.time()), run.to_json())
         with contextlib.suppress(*ERRORS), self._files.store.transaction() as db:
-            db.execute("DELETE FROM run WHERE id = ?", (run.row,))
-            insert = "INSERT INTO run VALUES (?, ?, ?, ?)"
-            run.row = db.execute(insert, values).lastrowid or 0 if keep else 0
+            insert = "INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?)"
+            run.row = db.execute(insert, values).lastrowid or 0
 
-    def close(self) -> None:
-        """End what is under way."""
-        self._await_look(seconds=0)
-        self._files.close()
+    def _forget(self, run: RunSnapshot) -> None:
+        with contextlib.suppress(*ERRORS):
+            self._files.store.execute("DELETE FROM run WHERE id = ?", (run.row,))
+            run.row = 0
+
+    def close(self) -> threading.Thread | None:
+        """End what is under way. The thread, if any, ends what takes the kernel some time."""
+        closing = self._files.close()
+        if self._first_look:
+            self._first_look.join(CLOSING_SECONDS)
+        return closing
 
     # ---- taking back
 
     def undo(self, messages: list[Message]) -> UndoResult:
-        """Take back what the last run changed in the workspace, and its part of `messages`, but for what the user's own
-        commands have added since; with a problem, nothing."""
-        done = self._travel(self.runs, self.undone, back=True)
+        """Take back what the last run changed in the workspace, and its part of `messages`.
+
+        What the user's own commands have added since stays. With a problem, nothing is done.
+        """
+        if not self.runs:
+            return UndoResult(problem="There is nothing to undo.")
+        run = self.runs[-1]
+        done = self._change_files(run, is_undo=True)
         if done.problem:
             return done
-        run = self.undone[-1]
-        metas = [each.get("meta", {}) for each in messages]
-        run.place = len(messages)  # it went on without a prompt, or that was compacted
-        for at, message in enumerate(messages):
-            if message.get("role") == "user" and metas[at].get("timestamp") == run.message:
-                run.place = at
+        self.undone.append(self.runs.pop())
+        self._forget(run)
+        # Its messages: all from its prompt on
+        run.place = _place_of(run, messages)
         run.removed = messages[run.place :]
-        run.left = [each for each in run.removed if each.get("meta", {}).get("own")]
-        if not run.removed or any(meta.get("summary") for meta in metas[: run.place]):
+        run.left = [message for message in run.removed if message.get("meta", {}).get("own")]
+        kept = messages[: run.place]
+        is_summarized = any(message.get("meta", {}).get("summary") for message in kept)
+        if not run.removed or is_summarized:
             run.left.append(user(TAKEN_BACK.format(", ".join(done.paths) or "no file")))
-        done.prompt = text_of(run.removed[0]) if run.removed else ""
+        if run.removed:
+            done.prompt = text_of(run.removed[0])
         messages[run.place :] = run.left
         return done
 
     def redo(self, messages: list[Message]) -> UndoResult:
         """Do again what was undone last."""
-        done = self._travel(self.undone, self.runs, back=False)
+        if not self.undone:
+            return UndoResult(problem="There is nothing to redo.")
+        run = self.undone[-1]
+        done = self._change_files(run, is_undo=False)
         if not done.problem:
-            run = self.runs[-1]
+            self.runs.append(self.undone.pop())
+            self._save(run)
             messages[run.place : run.place + len(run.left)] = run.removed
         return done
 
-    def _travel(
-        self, source: list[RunSnapshot], target: list[RunSnapshot], back: bool
-    ) -> UndoResult:
-        if not source:
-            return UndoResult(problem=f"There is nothing to {'undo' if back else 'redo'}.")
-        run = source[-1]
-        self._await_look()
+    def _change_files(self, run: RunSnapshot, is_undo: bool) -> UndoResult:
+        """Make the files of a run what they were before it, or after it."""
         try:
-            plan, torn = net_change([run])
-            goals = {path: pair[::-1] if back else pair for path, pair in plan.items()}
-            now = {path: self._files.entry(path) for path in goals}
-            goals = {path: pair for path, pair in goals.items() if now[path] != pair[1]}
-            changed = [path for path in goals if path in torn or now[path] != goals[path][0]]
+            files, torn = net_change([run])
+            if is_undo:
+                files = reversed_pairs(files)
+            goals: dict[str, Entry | None] = {}
+            changed: list[str] = []
+            for path in sorted(files.keys() - set(run.lost)):
+                expected, goal = files[path]
+                now = self._files.reader.entry_now(path)
+                if now != goal:
+                    goals[path] = goal
+                    if path in torn or now != expected:
+                        changed.append(path)
+                elif is_linked_otherwise(expected, goal):
+                    goals[path] = goal
             if changed:
-                return UndoResult(problem=CHANGED.format(", ".join(sorted(changed))))
-            lost = self._write({path: goal for path, (_, goal) in goals.items()})
+                return UndoResult(problem=CHANGED.format(", ".join(changed)))
+            lost = self._files.restore.write(goals)
         except ERRORS as error:
             why = str(error).rstrip(".")
             return UndoResult(problem=f"The files of this run cannot be restored: {why}.")
-        target.append(source.pop())
-        self._save(run, keep=not back)
-        return UndoResult(sorted(goals.keys() - lost), sorted(lost))
-
-    def _write(self, goals: Mapping[str, Entry | None]) -> set[str]:
-        """Write files as they are to be, but those whose contents are lost, which it returns. Raises OSError,
-        StoreError: some is done, and to do it again does the rest. Folders that become empty go; an
-        empty folder is neither kept nor made."""
-        root, removed = Path(self.root), [path for path, goal in goals.items() if goal is None]
-        blobs = self._files.store.blobs({goal.blob for goal in goals.values() if goal})
-        made = dict[int, str]()
-        for path in removed:
-            with contextlib.suppress(FileNotFoundError):
-                remove(root / path)
-        emptied = {root / above for path in removed for above in Path(path).parents}
-        _remove_empty(sorted(emptied - {root}, reverse=True))
-        for path, goal in sorted(goals.items()):
-            if goal and goal.blob in blobs:
-                _remove_empty(Path(each) for each, *_ in os.walk(root / path, topdown=False))
-                self._files.put(path, blobs[goal.blob], goal, made)
-        return {path for path, goal in goals.items() if goal and goal.blob not in blobs}
+        return UndoResult(
+            paths=sorted(goals.keys() - lost),
+            lost=sorted(lost.union(run.lost)),
+            is_partly_known=run.is_partly_known,
+        )
 
     def diff(self, run: RunSnapshot | None = None) -> str:
         """A unified diff of what a run changed, or all runs. Raises StoreError."""
+        files: dict[str, Pair]
         files, _ = net_change([run] if run else self.runs)
-        changes = [(path, *pair) for path, pair in sorted(files.items()) if pair[0] != pair[1]]
-        self._await_look()
-        blobs = self._files.store.blobs(
-            {each.blob for _, *pair in changes for each in pair if each}
-        )
-        return "".join(_file_diff(*change, blobs) for change in changes)
+        return diff_of(files, self._files.store.blobs(blobs_of(files.values())))
 
 
-def net_change(runs: Iterable[RunSnapshot]) -> tuple[dict[str, Pair], set[str]]:
-    """What runs have changed, from before the first step to after the last, and the paths that the user
-    has changed between two of them. Raises StoreError where a step is not known."""
-    files: dict[str, Pair] = {}
-    torn = set[str]()
-    for run in runs:
-        if run.problem:
-            raise StoreError(run.problem)
-        for path, pair in (each for step in run.steps for each in step.items()):
-            old, new = pair
-            first, last = files.get(path, (old, old))
-            files[path] = first, new
-            torn |= {path} if last != old else set()
-    return files, torn
-
-
-def _pair(entries: Iterable[list[Any] | None]) -> Pair:
-    """A pair out of JSON."""
-    before, after = (entry and Entry(*entry) for entry in entries)
-    return before or None, after or None
-
-
-def _file_diff(path: str, old: Entry | None, new: Entry | None, blobs: Mapping[str, bytes]) -> str:
-    before, after = (blobs.get(entry.blob) if entry else b"" for entry in (old, new))
-    lines = [f"diff --git a/{path} b/{path}"]
-    if old and new and old.mode != new.mode:
-        lines.append(f"old mode {old.mode:o}\nnew mode {new.mode:o}")
-    elif not (old and new):
-        lines.append("deleted file" if old else "new file")
-    if before is None or after is None:
-        lines.append(f"The contents of {path} are no longer kept")
-    elif b"\0" in before[:8192] + after[:8192]:
-        lines.append(f"Binary files a/{path} and b/{path} differ")
-    elif before != after:
-        texts = [each.decode("utf-8", "replace") for each in (before, after)]
-        lines.append(diff(texts[0], texts[1], path))
-    return "\n".join(lines) + "\n"
-
-
-def _remove_empty(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            remove(folder, os.rmdir)
+def _place_of(run: RunSnapshot, messages: list[Message]) -> int:
+    """Where the prompt of a run is; at the end if there was none, or if it was compacted."""
+    place = len(messages)
+    for number, message in enumerate(messages):
+        is_prompt = message.get("role") == "user"
+        if is_prompt and message.get("meta", {}).get("timestamp") == run.message:
+            place = number
+    return place

@@ -1,0 +1,103 @@
+"""What undo knows of a file: its permissions, the id of its content, and by what a change shows."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+MAX_FILE = 2_000_000  # bytes of a file that is kept
+SPECIAL_BITS = 0o7000  # which give a program its owner's rights: they are not restored
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file: type and permissions, blob id ("": not kept), and its inode if it has several names, else 0."""
+
+    mode: int
+    blob: str
+    link: int = field(default=0, compare=False)
+
+
+Pair = tuple[Entry | None, Entry | None]  # before, after; None: no file
+
+
+def is_linked_otherwise(before: Entry | None, after: Entry | None) -> bool:
+    """Is a file a name of another inode, or has it other names than before?"""
+    return before is not None and after is not None and before.link != after.link
+
+
+class State(NamedTuple):
+    """A file when it was looked at; what has the same stamp is the same."""
+
+    mode: int
+    blob: str
+    stamp: int
+    link: int = 0
+
+    @property
+    def entry(self) -> Entry:
+        return Entry(self.mode, self.blob, self.link)
+
+
+def state_from(info: os.stat_result, blob: str) -> State:
+    """The state of a file with these facts and this content."""
+    return State(info.st_mode & ~SPECIAL_BITS, blob, stamp_of(info), link_of(info))
+
+
+def link_of(info: os.stat_result) -> int:
+    """The inode of a file that has several names, else 0."""
+    return info.st_ino if info.st_nlink > 1 and stat.S_ISREG(info.st_mode) else 0
+
+
+def stamp_of(info: os.stat_result) -> int:
+    """A number that is another one after a change."""
+    times = (info.st_ctime_ns, info.st_mtime_ns)
+    return hash((info.st_mode, info.st_size, *times, info.st_ino))
+
+
+def info_at(root: str, path: str) -> os.stat_result | None:
+    """Facts of the file at a path that leads through no link; None if there is none."""
+    whole = os.path.join(root, path).rstrip("/")
+    folder = os.path.dirname(whole)
+    if os.path.realpath(folder) != folder:
+        return None
+    try:
+        return os.lstat(whole)
+    except OSError:
+        return None
+
+
+def content_at(root: str, path: str) -> tuple[bytes, os.stat_result]:
+    """The content of a file or link at a path that leads through no link, and its facts.
+
+    Raises OSError, also for what is not kept.
+    """
+    whole = os.path.join(root, path)
+    try:
+        fd = os.open(whole, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        info = os.lstat(whole)
+        return os.fsencode(os.readlink(whole)), info
+    with open(fd, "rb", buffering=0) as file:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE:
+            raise OSError("it is no file that is kept")
+        if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != whole:
+            raise OSError("it is reached through a link")
+        return file.read(info.st_size), info
+
+
+def is_within(path: str, places: Collection[str]) -> bool:
+    """Is a path, or a folder that it is in, one of these?"""
+    while path not in places:
+        if not path:
+            return False
+        path = path.rpartition("/")[0]
+    return True

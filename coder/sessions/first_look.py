@@ -1,0 +1,172 @@
+"""The first look at a workspace: which files there are, and what they hold.
+
+survey()        # what is there; what git has is known then
+read_rest()     # all else is read; another thread may look for changes meanwhile
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from os import stat_result
+
+from coder.sessions.blobs import MAX_STORED
+from coder.sessions.file_reader import FileReader
+from coder.sessions.file_states import MAX_FILE, State, is_within, link_of, stamp_of, state_from
+from coder.sessions.folder_scan import FolderScan
+from coder.sessions.folder_watch import FolderWatch
+from coder.sessions.git_index import GitIndex
+from coder.sessions.known_files import KnownFiles
+
+SHORT_ANSWER = 0.25  # seconds for which nothing is watched, unless a tool begins
+CLOCK = 20_000_000  # nanoseconds by which the kernel's clock of files may be behind
+BATCH = 500  # files that are read between two looks at what was reported
+
+
+class FirstLook:
+    """Finds all files of a workspace, which are `known` then; for `left_out` there was no room."""
+
+    def __init__(
+        self,
+        known: KnownFiles,
+        reader: FileReader,
+        index: GitIndex,
+        watch: FolderWatch,
+        scan: FolderScan,
+    ) -> None:
+        self.known = known
+        self.reader = reader
+        self.store = reader.store
+        self.index = index
+        self.watch = watch
+        self.scan = scan
+        self.closing = scan.closing
+        self.left_out = 0
+        self._began = 0
+
+    def run(self) -> None:
+        """All of it. Raises StoreError, OSError."""
+        self.survey()
+        self.read_rest()
+
+    def survey(self) -> None:
+        """Find all files, and those that git has as they are. Raises StoreError, OSError."""
+        self._began = time.time_ns()
+        index = self.index
+        # What git has added, and when
+        index.read()
+        self.store.in_git = index.blobs
+        # Many answers need no tool, and to end a watch takes the kernel 10 to 20 ms
+        self.known.is_needed.wait(SHORT_ANSWER)
+        if self.closing.is_set():
+            return
+        # Folders are listed and watched while a program looks at permissions
+        self.watch.begin()
+        if self.watch.works:
+            index.begin_search()
+        found = self.scan.below([""])
+        # From now on changes are reported: what has changed up to now is not as git has it
+        index.compare(found.files)
+        if self.watch.works:
+            index.find_plain()
+        unread = self._stamps(found.files.difference(index.plain))
+        with self.known.lock:
+            for path in self.known.polled:  # it is known what they were
+                index.plain.pop(path, None)
+                unread.pop(path, None)
+            self.known.in_git = index.plain
+            self.known.mode_in_git = index.mode
+            self.known.unread = unread
+            self.known.folders = found.folders
+            self.known.is_surveyed = not self.closing.is_set()
+
+    def _stamps(self, files: Iterable[str]) -> dict[str, int]:
+        """By what a change of a file shows, if it is not reported."""
+        if self.watch.works:
+            return dict.fromkeys(files, 0)
+        infos = self.reader.infos(files)
+        return {path: stamp_of(info) for path, info in infos.items()}
+
+    def read_rest(self) -> None:
+        """Read all files that are unread, until it is closed. Raises StoreError."""
+        saved = self.store.saved_states(self.index.blobs)
+        while self.known.unread and not self.closing.is_set():
+            sizes = self._take_known(saved)
+            self._read_unread(sizes)
+            if self.watch.works:
+                break  # what is left has just changed, and the next look reads it
+        if self.closing.is_set():
+            return
+        with self.known.lock:
+            states = dict(self.known.read)
+        self.store.forget_states(saved.keys() - states.keys())
+        self.store.prune({state.blob for state in states.values()})
+
+    def _take_known(self, saved: Mapping[str, State]) -> dict[str, int]:
+        """Take what an earlier process has read, and what git has. Returns the sizes of all files."""
+        sizes: dict[str, int] = {}
+        for batch in self._batches(list(self.known.unread)):
+            steps = self.known.steps
+            states: dict[str, State] = {}
+            for path, info in self.reader.infos(batch).items():
+                sizes[path] = info.st_size
+                state = self._known_state(path, info, saved.get(path))
+                if state:
+                    states[path] = state
+            self._record(states, steps)
+        return sizes
+
+    def _known_state(self, path: str, info: stat_result, saved: State | None) -> State | None:
+        """The state of a file that need not be read; None if it has to be."""
+        if saved and saved.stamp == stamp_of(info):
+            return saved._replace(link=link_of(info))
+        blob = self.index.as_added.get(path, "")
+        is_new = info.st_ctime_ns > self._began - CLOCK  # it may have changed since git looked
+        is_large = info.st_size > MAX_FILE
+        if not blob or is_new or is_large:
+            return None
+        return state_from(info, blob)
+
+    def _read_unread(self, sizes: Mapping[str, int]) -> None:
+        """Read the other files. Small ones come first: there may be no room for all."""
+        rest = [path for path in sizes if path in self.known.unread]
+        rest.sort(key=lambda path: (sizes[path], path))
+        for batch in self._batches(rest):
+            steps = self.known.steps
+            has_room = self.store.stored <= MAX_STORED
+            states: dict[str, State] = {}
+            for path in batch:
+                state = self.reader.read(path, has_room)
+                if state:
+                    states[path] = state
+            recorded = self._record(states, steps)
+            self.store.flush()
+            self.store.save_states(recorded)
+            if not has_room:
+                self.left_out += sum(sizes[path] <= MAX_FILE for path in recorded)
+
+    def _batches(self, paths: list[str]) -> Iterator[list[str]]:
+        """Some of the paths at a time, if no tool may change them without a report."""
+        for start in range(0, len(paths), BATCH):
+            if not self.watch.works:
+                self.known.no_tool.wait()
+            if self.closing.is_set():
+                return
+            yield paths[start : start + BATCH]
+
+    def _record(self, states: Mapping[str, State], steps: int) -> dict[str, State]:
+        """Take these for the states of unread files, and return them.
+
+        Left out are those that a tool may have changed, which has begun after so many `steps`.
+        """
+        recorded: dict[str, State] = {}
+        with self.known.lock:
+            self.watch.collect()
+            if not self.watch.works and steps != self.known.steps:
+                return {}
+            for path, state in states.items():
+                is_unread = path in self.known.unread
+                if is_unread and not is_within(path, self.watch.reported):
+                    self.known.note(path, state)
+                    recorded[path] = state
+        return recorded

@@ -1,0 +1,177 @@
+"""Goes through the folders of a workspace, and asks git level by level which paths to leave out."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from coder.sessions.file_states import info_at, is_within
+from coder.sessions.folder_watch import FolderWatch
+from coder.sessions.git import Git
+from coder.tools.workspace import TOOL_FOLDERS
+
+LEVELS = 8  # of folders for which git is asked one by one
+RULES = ".gitignore"
+GIT = ".git"
+
+
+@dataclass
+class Level:
+    """Paths by what is at them: a folder, a file or link, or what is never kept."""
+
+    folders: set[str] = field(default_factory=set)
+    files: set[str] = field(default_factory=set)
+    others: set[str] = field(default_factory=set)
+
+    def add(self, more: Level) -> None:
+        self.folders |= more.folders
+        self.files |= more.files
+        self.others |= more.others
+
+    def keep(self, is_kept: Callable[[str], bool]) -> None:
+        self.folders = {path for path in self.folders if is_kept(path)}
+        self.files = {path for path in self.files if is_kept(path)}
+
+
+class FolderScan:
+    """Lists folders below `root`, which `watch` reports on from then on.
+
+    Left out: what git ignores (without a repository, folders that tools make), .git, and
+    repositories inside of the workspace. Paths of the collections `known` are covered, whatever
+    the rules say.
+    """
+
+    def __init__(self, root: str, git: Git, watch: FolderWatch, own_folder: str) -> None:
+        self.root = root
+        self.git = git
+        self.watch = watch
+        self.known: Callable[[], Sequence[Collection[str]]] = list
+        self.closing = threading.Event()  # ends a listing
+        self._left_out = {own_folder}
+        self._piped_folders: set[str] = set()  # git would wait for their rules: they are a pipe
+        self._git_works = True
+
+    def below(self, places: Iterable[str]) -> Level:
+        """The files at and below these places, and the folders that were listed."""
+        with self.git.answering():
+            return self._all_levels(self._level_of(places))
+
+    def _level_of(self, places: Iterable[str]) -> Level:
+        level = Level()
+        for place in places:
+            info = info_at(self.root, place)
+            is_git = os.path.basename(place) == GIT
+            if info is None or is_git or is_within(place, self._left_out):
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                level.folders.add(place)
+            elif stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
+                level.files.add(place)
+            else:
+                level.others.add(place)
+        return level
+
+    def _all_levels(self, level: Level) -> Level:
+        found = Level()
+        depth = 0
+        ahead = 0  # levels that are listed before git is asked about them
+        while level.folders or level.files:
+            # Each question is a process: of a deep tree, more and more levels are listed before the next one
+            depth += 1
+            if depth > LEVELS:
+                ahead = 2 * ahead + 1
+            seen = Level()
+            seen.add(level)
+            for _ in range(ahead):
+                level = self._level_below(level, found)
+                seen.add(level)
+            self._leave_out_ignored(seen)
+            found.files |= seen.files - self._left_out
+            if ahead:
+                level.keep(self._is_inside)
+            level = self._level_below(level, found)
+        if ahead:
+            found.keep(self._is_inside)
+        return found
+
+    def _is_inside(self, path: str) -> bool:
+        return not is_within(path, self._left_out)
+
+    def _level_below(self, level: Level, found: Level) -> Level:
+        """What is in the folders of a level; those that could be listed are `found`."""
+        below = Level()
+        for folder in level.folders - self._left_out:
+            if self._list(folder, below):
+                found.folders.add(folder)
+        return below
+
+    def _list(self, folder: str, below: Level) -> bool:
+        """Watch a folder and list what is in it; False if it is left out."""
+        whole = os.path.join(self.root, folder)
+        if folder and os.path.lexists(f"{whole}/{GIT}"):  # a repository of its own
+            self._left_out.add(folder)
+            return False
+        if self.closing.is_set():
+            return False
+        self.watch.add(folder)
+        inside = f"{folder}/" if folder else ""
+        try:
+            with os.scandir(whole) as entries:
+                for entry in entries:
+                    _sort_in(entry, inside + entry.name, below)
+        except OSError:
+            return False
+        return True
+
+    # ---- what is ignored
+
+    def _leave_out_ignored(self, seen: Level) -> None:
+        self._find_pipes(seen)
+        unknown = (seen.folders | seen.files) - self._left_out
+        for paths in self.known():
+            unknown = unknown.difference(paths)  # one by one: this goes through `unknown` only
+        asked = {path for path in unknown if not self._is_below_pipe(path)}
+        ignored = self._ask_git(asked)
+        by_name = unknown - asked
+        if ignored is None:
+            ignored = set()
+            by_name = unknown
+        self._left_out |= ignored
+        self._left_out |= {path for path in by_name if os.path.basename(path) in TOOL_FOLDERS}
+
+    def _ask_git(self, paths: set[str]) -> set[str] | None:
+        """What git ignores of these paths; None if it cannot say."""
+        if not self._git_works:
+            return None
+        ignored = self.git.ignored(sorted(paths))
+        if ignored is None or "" in ignored:
+            # There is none, or it ignores the workspace as a whole
+            self._git_works = False
+            return None
+        return ignored
+
+    def _is_below_pipe(self, path: str) -> bool:
+        return bool(self._piped_folders) and is_within(os.path.dirname(path), self._piped_folders)
+
+    def _find_pipes(self, seen: Level) -> None:
+        """Remember the folders of which git could not read the rules."""
+        paths = set(seen.others)
+        if "" in seen.folders:  # for the workspace itself it reads those that are in it
+            paths |= self._level_of([RULES]).others
+        self._piped_folders |= {
+            os.path.dirname(path) for path in paths if os.path.basename(path) == RULES
+        }
+
+
+def _sort_in(entry: os.DirEntry[str], path: str, level: Level) -> None:
+    if entry.name == GIT:
+        return
+    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        level.files.add(path)
+    elif entry.is_dir(follow_symlinks=False):
+        level.folders.add(path)
+    else:
+        level.others.add(path)

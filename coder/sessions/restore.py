@@ -1,0 +1,123 @@
+"""Makes files of a workspace what they were before a run, or after it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from coder.sessions.file_reader import FileReader
+from coder.sessions.file_states import Entry, info_at
+from coder.sessions.known_files import KnownFiles
+from coder.tools.workspace import fill_file, link_file, put_file, remove
+
+Goals = Mapping[str, Entry | None]  # None: no file
+
+
+class Restore:
+    """Writes files below the root of `reader`; `known` are the files that there are."""
+
+    def __init__(self, reader: FileReader, known: KnownFiles) -> None:
+        self.reader = reader
+        self.known = known
+        self.root = Path(reader.root)
+        self._inodes: dict[int, int] = {}  # by those of files that had to be made anew
+
+    def write(self, goals: Goals) -> set[str]:
+        """Write files as they are to be, but those whose contents are lost, which it returns.
+
+        Raises OSError, StoreError: some is done, and to do it again does the rest. Folders that
+        become empty go; an empty folder is neither kept nor made.
+        """
+        wanted = {path: goal for path, goal in goals.items() if goal is not None}
+        blobs = self.reader.store.blobs({goal.blob for goal in wanted.values()})
+        # What goes: first, since a file may be in the place of a folder
+        self._remove(goals.keys() - wanted.keys())
+        # What comes back: files with several names last, when no other file has one of these
+        lost: set[str] = set()
+        names: dict[int, list[str]] = {}
+        for path, goal in sorted(wanted.items()):
+            if goal.blob not in blobs:
+                lost.add(path)
+                continue
+            folders = os.walk(self.root / path, topdown=False)
+            _remove_empty(Path(folder) for folder, *_ in folders)
+            if goal.link:
+                names.setdefault(goal.link, []).append(path)
+            elif not self._is_alone(path, goal):
+                put_file(self.root / path, blobs[goal.blob], goal.mode, sync=False)
+        for paths in names.values():
+            goal = wanted[paths[0]]
+            self._write_names(paths, goal, blobs[goal.blob])
+        return lost
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        emptied: set[Path] = set()
+        for path in paths:
+            file = self.root / path
+            with contextlib.suppress(FileNotFoundError):
+                remove(file)
+            emptied.update(file.parents)
+        emptied -= {self.root, *self.root.parents}
+        _remove_empty(sorted(emptied, reverse=True))
+
+    def _is_alone(self, path: str, goal: Entry) -> bool:
+        """Is a file as it is to be, with no other name?"""
+        info = info_at(self.reader.root, path)
+        is_one = info is not None and info.st_nlink == 1
+        return is_one and self.reader.entry_now(path) == goal
+
+    def _write_names(self, paths: list[str], goal: Entry, data: bytes) -> None:
+        """Make these paths the names of one file.
+
+        If one of them is still a name of the file that it was, this is filled in its place, so
+        that its names outside of the workspace have the content as well.
+        """
+        first = self._filled(paths, goal, data) or self._other_name(goal)
+        if not first:
+            first = paths[0]
+            put_file(self.root / first, data, goal.mode, sync=False)
+            self._inodes[goal.link] = os.lstat(self.root / first).st_ino
+        for path in paths:
+            if not self._is_one_file(path, first):
+                self._link(path, first, goal, data)
+
+    def _filled(self, paths: list[str], goal: Entry, data: bytes) -> str:
+        """The path at which the file was filled; "" if it is not there, or cannot be written to."""
+        inode = self._inodes.get(goal.link, goal.link)
+        for path in paths:
+            with contextlib.suppress(OSError):
+                if fill_file(self.root / path, data, goal.mode, inode):
+                    return path
+        return ""
+
+    def _other_name(self, goal: Entry) -> str:
+        """A file of the workspace that is a name of this inode, with this content; or ""."""
+        inode = self._inodes.get(goal.link, goal.link)
+        with self.known.lock:
+            paths = set(self.known.read)
+        paths |= self.reader.store.saved_states(self.reader.store.in_git).keys()
+        for path in sorted(paths):
+            info = info_at(self.reader.root, path)
+            is_name = info is not None and info.st_ino == inode
+            if is_name and self.reader.entry_now(path) == goal:
+                return path
+        return ""
+
+    def _is_one_file(self, path: str, first: str) -> bool:
+        info = info_at(self.reader.root, path)
+        other = info_at(self.reader.root, first)
+        return info is not None and other is not None and os.path.samestat(info, other)
+
+    def _link(self, path: str, first: str, goal: Entry, data: bytes) -> None:
+        try:
+            link_file(self.root / first, self.root / path)
+        except OSError:  # the content counts more
+            put_file(self.root / path, data, goal.mode, sync=False)
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            remove(folder, os.rmdir)
