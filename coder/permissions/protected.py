@@ -14,7 +14,7 @@ from coder.tools.secrets import holds_secrets
 EVEN_WITH_YOLO = {".git", ".coder"}  # what a command changes there is undone, so -y allows no edit
 FOLDERS = EVEN_WITH_YOLO | {".vscode", ".idea", ".zed", ".devcontainer", ".agents", ".claude"}
 FOLDERS |= {".cursor", ".husky", ".ssh", "autostart"}
-FILES = re.compile(
+FILES = (
     r"agents(\.override)?\.md|claude(\.local)?\.md|gemini\.md|copilot-instructions\.md|config\.fish"
     r"|\.(cursorrules|windsurfrules|bashrc|bash_profile|bash_login|bash_logout|bash_aliases|profile"
     r"|zshrc|zshenv|zprofile|zlogin|zlogout|kshrc|cshrc|tcshrc|login|logout|inputrc|xprofile|xinitrc"
@@ -35,7 +35,7 @@ def protection(permission: str, path: str, private: Iterable[Path], cwd: Path) -
     plain = _plain(path)
     is_private = any((cwd / path).is_relative_to(folder) for folder in private)
     even_with_yolo = is_private or not EVEN_WITH_YOLO.isdisjoint(plain.parts)
-    is_protected = not FOLDERS.isdisjoint(plain.parts) or FILES.fullmatch(plain.name)
+    is_protected = not FOLDERS.isdisjoint(plain.parts) or re.fullmatch(FILES, plain.name)
     if not even_with_yolo and not is_protected:
         return ALLOW
     reason = "programs or later sessions follow what is in it"

@@ -30,7 +30,7 @@ MAX_SETTINGS = 1 << 16
 BUILTINS = {"echo", "true", "pwd"}
 # After `=` may be a file (wc --files0-from=, also cut short); ls -L and --dereference follow links
 PATHS = r"-[A-KM-Za-z0-9]+|--(?!de|fi?l?e?s?$)[a-z-]+"
-COUNT = re.compile(r"(?:head|tail) -[nc] [+-]?\d+")
+COUNT = r"(?:head|tail) -[nc] [+-]?\d+"
 FIND = r"""(?x) -(?: i?name | i?path | type | maxdepth | mindepth | not | o | or | a | and | size
     | [acm]time | [acm]min | newer | prune | empty | print0? | ls ) | [-+]?\d+[a-zA-Z]?"""
 # A letter of the second class has a value: the rest of the word, or the next one
@@ -40,7 +40,7 @@ RG = r"""(?x) -[abcFHiIlnNopPqsSUvwx0]* (?:[ABCdegjmMrtT].*)? | --(?: after-cont
     | max-columns | max-count | max-depth | multiline | no-filename | no-heading | no-line-number
     | only-matching | pcre2 | regexp | smart-case | sort | stats | trim | type | type-not | vimgrep
     | with-filename | word-regexp )(?:=.*)?"""
-GLOB = re.compile(r"-\w*g|--i?glob")  # what fits one is searched though it is ignored
+GLOB = r"-\w*g|--i?glob"  # what fits one is searched though it is ignored
 GIT = r"""(?x) -[abcdefgiklmnpqrstuvwzABCDEFGLMPRSUW]+ \d* %? | -\d+ | -u(?:no|all|normal) | --(?:
     abbrev | abbrev-commit | abbrev-ref | after | all | always | author | before | branch | branches
     | cached | check | color | committer | date | date-order | decorate | deleted | diff-filter
@@ -53,7 +53,7 @@ GIT = r"""(?x) -[abcdefgiklmnpqrstuvwzABCDEFGLMPRSUW]+ \d* %? | -\d+ | -u(?:no|a
     | stat | summary | tags | topo-order | unified | until | untracked-files | verify | word-diff
     )(?:=.*)?"""
 STATUS = GIT.replace("(?x)", r"(?x) (?! -\w*v )")  # -v shows files
-SIGNATURE = re.compile("--(?:format|pretty|sort)=.*(?:%[-+ ]?G|signature)")  # git starts gpg
+SIGNATURE = "--(?:format|pretty|sort)=.*(?:%[-+ ]?G|signature)"  # git starts gpg
 LISTING = r"-l|--(?:list|contains|no-contains|merged|no-merged|points-at)(?:=.*)?"
 REFS = rf"{LISTING}|--(?:all|remotes|show-current|verbose|no-color|(?:color|format|sort)=.*)"
 SHOWING = {"git blame", "git diff", "git log", "git show", "rg"}  # also files that they do not name
@@ -178,7 +178,7 @@ class _Line:
         Hidden files are listed, too, since an .ignore file can bring them back. If there is no list
         until `deadline`, it may.
         """
-        includes_ignored = any(GLOB.match(word) for word in words)
+        includes_ignored = any(re.match(GLOB, word) for word in words)
         most = "-uu" if includes_ignored else "--hidden"
         for folder in set(self.folders):
             files = self._list_files(folder, most, paths)
@@ -236,7 +236,7 @@ class _Command:
 
     @classmethod
     def of(cls, name: str, words: list[str]) -> _Command:
-        if COUNT.fullmatch(" ".join([name, *words[:2]])):
+        if re.fullmatch(COUNT, " ".join([name, *words[:2]])):
             words = words[2:]
         end = words.index("--") if "--" in words else len(words)
         before = words[:end]
@@ -253,7 +253,7 @@ class _Command:
 
     def may_do_more(self) -> bool:
         """May the command do more than read?"""
-        if any(SIGNATURE.match(word) for word in self.options):
+        if any(re.match(SIGNATURE, word) for word in self.options):
             return True
         if any(word.startswith("-") for word in self.others):
             return True
@@ -273,11 +273,10 @@ class _Command:
 
 # ---- repositories and folders ------------------------------------------------------------------
 
-HEAD = re.compile(rb"(?:ref: refs/[^\s~^:?*\[\\]+|[0-9a-f]{40})\n")
+HEAD = rb"(?:ref: refs/[^\s~^:?*\[\\]+|[0-9a-f]{40})\n"
 # The lines of a configuration that start no program and name no other place. A backslash would
 # continue a line.
-SETTINGS = re.compile(
-    rb"""(?xi) (?: (?: \[ (?: core | user | color | commit | fetch | gc | lfs | pull | push | rebase
+SETTINGS = rb"""(?xi) (?: (?: \[ (?: core | user | color | commit | fetch | gc | lfs | pull | push | rebase
     | (?:branch|remote)[ ]"[^"\\\n]*" ) \]
     | \t (?: filemode | bare | logallrefupdates | symlinks | ignorecase
     | precomposeunicode | autocrlf | eol | quotepath | name | email | url | pushurl | fetch | tagopt
@@ -285,8 +284,7 @@ SETTINGS = re.compile(
     | github-pr-owner-number | auto | autostash | autosetupremote | default | ff | gpgsign | ui
     ) [ ]=[ ] [^\\\n]*
     | \trepositoryformatversion [ ]=[ ] [01] | \thookspath [ ]=[ ] [\w./-]+ ) \n )*"""
-)
-HOOKS = re.compile(rb"(?i)\thookspath = (.*)")
+HOOKS = rb"(?i)\thookspath = (.*)"
 MODES = (0o100644, 0o100755, 0o120000)
 
 
@@ -313,17 +311,17 @@ def _is_repository(folder: Path, shared: Path) -> bool:
     """Tell whether git takes it for one; else it would take one around it, or none."""
     head = read_small_file(folder / "HEAD", MAX_SETTINGS) or b""
     needed = (shared / name / "." for name in ("objects", "refs"))
-    return bool(HEAD.fullmatch(head)) and all(os.access(path, os.X_OK) for path in needed)
+    return bool(re.fullmatch(HEAD, head)) and all(os.access(path, os.X_OK) for path in needed)
 
 
 def _leads_elsewhere(top: Path, shared: Path) -> bool:
     """Tell whether settings, hooks or borrowed objects may start a program or read elsewhere."""
     config = read_small_file(shared / "config", MAX_SETTINGS) or b""
-    if len(config) == MAX_SETTINGS or not SETTINGS.fullmatch(config):  # a cut one may go on
+    if len(config) == MAX_SETTINGS or not re.fullmatch(SETTINGS, config):  # a cut one may go on
         return True
     # What git starts after it has written the index, and where it reads objects of others
     hooks = [shared / "hooks"]
-    hooks += [top / os.fsdecode(path) for path in HOOKS.findall(config)]
+    hooks += [top / os.fsdecode(path) for path in re.findall(HOOKS, config)]
     strange = [folder / "post-index-change" for folder in hooks]
     strange.append(shared / "objects/info/alternates")
     return any(os.path.lexists(path) for path in strange)
