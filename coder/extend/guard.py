@@ -58,10 +58,10 @@ def refusal(method: str, text: str) -> Exception:
 class Guard(Hooks):
     """`hook`, of which no failure ends the run, and which is never called twice at a time.
 
-    Each call has `seconds`, without the time that a consumer of its events takes, and runs in a worker
-    thread, where one that hangs is abandoned. None: no limit and no thread, for the program's own
-    features. `closed`: a failure rejects what the hook is called for, so a tool's result is an error
-    and a request is not sent.
+    Each call has `seconds`, without the time that a consumer of its events takes, and runs in a
+    worker thread, where one that hangs is abandoned. None: no limit and no thread, for the
+    program's own features. `closed`: a failure rejects what the hook is called for, so a tool's
+    result is an error and a request is not sent.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class Guard(Hooks):
                 setattr(self, method, partial(self._call_guarded, method))
 
     def in_child(self) -> Hooks:
-        """The hook for a sub-agent: for its requests and calls, not for its run, which is the parent's."""
+        """The hook for a sub-agent: for its requests and calls, not for its run, which is the
+        parent's."""
         methods = [method for method in IN_CHILD if implements(self.hook, method)]
         return FunctionHooks(**{method: getattr(self, method) for method in methods})
 
@@ -89,7 +90,9 @@ class Guard(Hooks):
             self._reported_errors = set()
             if not implements(self.hook, method):
                 return None
-        call = self._work if self.seconds is None else self._call_limited
+        call = self._call_limited
+        if self.seconds is None:
+            call = self._work
         answers = (Aborted, ANSWERS.get(method, Aborted))
         try:
             return (yield from call(method, args))
@@ -110,7 +113,8 @@ class Guard(Hooks):
         return (yield from resolve(getattr(self.hook, method)(*args)))
 
     def _call_limited(self, method: str, args: tuple[Any, ...]) -> Events[Any]:
-        """The hook's events and its answer; each event is fetched in a thread, within what is left of the time."""
+        """The hook's events and its answer; each event is fetched in a thread, within what is left
+        of the time."""
         work = self._work(method, args)
         left = self.seconds or 0.0
         while True:
@@ -131,6 +135,22 @@ class Guard(Hooks):
             raise TimeoutError(f"no answer within {self.seconds:g} s")
 
 
+def _blocking(method: str, text: str) -> Exception:
+    """What a command raises to block what it is called for."""
+    if method == "before_tool_call":
+        return DeniedError(text)
+    return refusal(method, text)
+
+
+def _read_answer(stdout: bytes) -> dict[str, Any]:
+    """The JSON object that a command has written; {} if it wrote something else."""
+    try:
+        answer = json.loads(stdout)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
 def command_hooks(path: Path) -> list[Guard]:
     """The hooks that hooks.json names; none if there is no file. Raises CoderError.
 
@@ -138,10 +158,10 @@ def command_hooks(path: Path) -> list[Guard]:
                                "seconds": 10, "closed": true}]}
 
     A command gets JSON on stdin: {"hook", "cwd", "session_id", "tool", "arguments", "result",
-    "is_error"}, as far as they are known. It may answer JSON on stdout: {"arguments": {...}} changes
-    those of the call, {"result": "..."} answers it, or replaces the tool's result. Exit code 2 blocks:
-    the model gets what the command wrote to stderr. Any other failure is reported, and ignored unless
-    the hook is `closed`.
+    "is_error"}, as far as they are known. It may answer JSON on stdout: {"arguments": {...}}
+    changes those of the call, {"result": "..."} answers it, or replaces the tool's result. Exit
+    code 2 blocks: the model gets what the command wrote to stderr. Any other failure is reported,
+    and ignored unless the hook is `closed`.
     """
     if not path.is_file():
         return []
@@ -214,20 +234,18 @@ class Command:
                 return {}
         stdout, message, failure = self._run_command(json.dumps(facts, default=str))
         if failure == BLOCKED and method in ANSWERS:
-            text = message or "blocked by a hook"
-            raise DeniedError(text) if method == "before_tool_call" else refusal(method, text)
+            raise _blocking(method, message or "blocked by a hook")
         if len(stdout) > LIMIT:  # cut, it would be no JSON, and pass for no answer
             failure = f"its answer has more than {LIMIT:,} bytes"
+        if failure and message:
+            failure += f": {message[:500]}"
         if failure:
-            raise RuntimeError(f"{failure}: {message[:500]}" if message else failure)
-        try:
-            answer = json.loads(stdout)
-        except ValueError:
-            return {}
-        return answer if isinstance(answer, dict) else {}
+            raise RuntimeError(failure)
+        return _read_answer(stdout)
 
     def _run_command(self, text: str) -> tuple[bytes, str, str]:
-        """Run it with `text` as its input: its output, its standard error, and how it failed or ""."""
+        """Run it with `text` as its input: its output, its standard error, and how it failed or
+        ""."""
         stdout = b""
         with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
             stdin.write(text.encode())

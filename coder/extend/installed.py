@@ -13,7 +13,8 @@ NAME = "coder-agent"
 
 
 def command_for(extra: str) -> str:
-    """The shell command that installs this package with an extra as it was installed: by what, and from where."""
+    """The shell command that installs this package with an extra as it was installed: by what, and
+    from where."""
     try:
         package: Distribution | None = distribution(NAME)
     except PackageNotFoundError:  # its folder is on the path
@@ -22,7 +23,8 @@ def command_for(extra: str) -> str:
 
 
 def _installer(package: Distribution | None) -> str:
-    """uv and pipx leave a file in an environment of theirs; else `INSTALLER` names the program (PEP 376)."""
+    """uv and pipx leave a file in an environment of theirs; else `INSTALLER` names the program (PEP
+    376)."""
     if Path(sys.prefix, "uv-receipt.toml").exists():
         return "uv tool install"
     if Path(sys.prefix, "pipx_metadata.json").exists():

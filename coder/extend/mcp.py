@@ -41,13 +41,15 @@ CALL = 300  # seconds for a call
 MAX_NAME = 64  # characters of a tool's name, by the API
 MAX_STDERR = 1_000_000  # bytes that are kept of a program's standard error
 MANY = 40_000  # characters of all tools, which each request sends; above it, a notice says so
+NO_WAIT = -1.0  # a time that is over
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")  # ${NAME} and ${NAME:-default}
 REJECTED = {"$schema", "allOf", "anyOf", "enum", "not", "oneOf"}  # by APIs, at the top
 to_json = partial(json.dumps, ensure_ascii=False)
 
 
 def expand(entry: Any, cwd: Path) -> Any:
-    """Replace `${NAME}` and `${NAME:-default}` in all texts. Raises ValueError for a variable that is not set."""
+    """Replace `${NAME}` and `${NAME:-default}` in all texts. Raises ValueError for a variable that
+    is not set."""
     values = os.environ | {"PWD": str(cwd)}
 
     def value_of(variable: re.Match[str]) -> str:
@@ -118,7 +120,8 @@ class Server:
             self.client = None
 
     async def _client(self, stack: AsyncExitStack) -> Any:
-        """The client of a program or an address. Raises ValueError for an entry that has neither."""
+        """The client of a program or an address. Raises ValueError for an entry that has
+        neither."""
         import httpx2
         from mcp import Client, StdioServerParameters
         from mcp.client.streamable_http import streamable_http_client
@@ -176,7 +179,8 @@ class Server:
 
 
 def result_of(result: Any) -> ToolResult:
-    """A CallToolResult as a ToolResult: texts and images; structured content if there is no text."""
+    """A CallToolResult as a ToolResult: texts and images; structured content if there is no
+    text."""
     blocks = [block.model_dump(by_alias=True, mode="json") for block in result.content]
     parts = [_part(block) for block in blocks]
     texts = [part["text"] for part in parts if "text" in part]
@@ -206,8 +210,8 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
 
 
 class Servers:
-    """The servers of a file, for a session in `cwd` (or the present folder). They start at once; one thread runs the
-    event loop of the package `mcp` for all."""
+    """The servers of a file, for a session in `cwd` (or the present folder). They start at once;
+    one thread runs the event loop of the package `mcp` for all."""
 
     def __init__(self, path: Path, cwd: Path | None = None) -> None:
         self.servers: list[Server] = []
@@ -222,6 +226,7 @@ class Servers:
             self._problems = [f"{path} is ignored: {type(error).__name__}: {error}"]
         self._starting = {server: self._submit(server.connect()) for server in self.servers}
         self._are_many_reported = False
+        self._are_late_reported = False
         self._deadline = 0.0  # of the wait for them, once it has begun
         for name in ("mcp", "client", "asyncio"):  # what they log would go to stderr
             logging.getLogger(name).addHandler(logging.NullHandler())
@@ -232,24 +237,31 @@ class Servers:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def wait(self, abort: Abort, seconds: float = START) -> Events[None]:
-        """Wait until each server is ready or has failed, `seconds` from the first call on. Raises Aborted.
+        """Wait until each server is ready or has failed, `seconds` from the first call on. Raises
+        Aborted.
 
         A notice, once, for those that have failed, and for those that are late.
         """
-        self._deadline = self._deadline or time.monotonic() + seconds
+        if not self._deadline:
+            self._deadline = time.monotonic() + seconds
         while wait(self._starting.values(), TICK).not_done and time.monotonic() < self._deadline:
             abort.check()
+        for problem in self._take_problems():
+            yield Notice(problem)
+        if self._starting and not self._are_late_reported:
+            self._are_late_reported = True
+            self._deadline = NO_WAIT
+            names = ", ".join(server.name for server in self._starting)
+            yield Notice(f"MCP servers still starting: {names}. A later prompt has their tools.")
+
+    def _take_problems(self) -> list[str]:
+        """What is wrong with the file, and with the servers that are ready or have failed; once."""
         done = [server for server, future in self._starting.items() if future.done()]
         for server in done:
             del self._starting[server]
         problems = self._problems + _problems_of(done)
         self._problems = []
-        if self._starting and self._deadline > 0:
-            self._deadline = -1.0  # reported; no later call waits
-            names = ", ".join(server.name for server in self._starting)
-            problems.append(f"MCP servers still starting: {names}. A later prompt has their tools.")
-        for problem in problems:
-            yield Notice(problem)
+        return problems
 
     def tools(self) -> list[Tool]:
         """The tools of all servers that are ready, or were."""
@@ -312,7 +324,8 @@ class Servers:
 
     def close(self) -> None:
         """End all of them; what takes longer than GRACE is left to `stop_all`."""
-        servers, self.servers = self.servers, []  # it may be called twice
+        servers = self.servers
+        self.servers = []  # it may be called twice
         if servers and self._loop.is_running():
             wait([self._submit(server.close()) for server in servers], GRACE)
             self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,4 +1,5 @@
-"""Plugins: the user's tools, hooks, commands and subscribers, from Python files and installed packages.
+"""Plugins: the user's tools, hooks, commands and subscribers, from Python files and installed
+packages.
 
     def setup(api):                       # in ~/.config/coder/plugins/weather.py, or named by an
         api.add_tool(forecast)            # entry point of the group "coder.plugins"
@@ -27,14 +28,15 @@ from coder.extend.guard import Guard
 from coder.hooks import Hooks
 from coder.permissions.ownership import check_ownership
 from coder.toolset import Tool
-from coder.types import Report
+from coder.types import Report, ignore
 
 GROUP = "coder.plugins"
 
 
 @dataclass
 class Command:
-    """`/name ARGUMENT` at the prompt: the function gets the argument and returns the text to show, or None."""
+    """`/name ARGUMENT` at the prompt: the function gets the argument and returns the text to show,
+    or None."""
 
     name: str
     function: Callable[[str], str | None]
@@ -95,10 +97,11 @@ class PluginApi:
 class Plugins(PluginApi):
     """What the files in `folder` (by name) and the installed plugins register.
 
-    `taken`: names of tools, and of commands with a slash. `report` gets a sentence for each plugin that fails.
+    `taken`: names of tools, and of commands with a slash. `report` gets a sentence for each plugin
+    that fails.
     """
 
-    def __init__(self, folder: Path, taken: Collection[str] = (), report: Report = str) -> None:
+    def __init__(self, folder: Path, taken: Collection[str] = (), report: Report = ignore) -> None:
         super().__init__("all", set(taken))
         self.report = report
         for name, load in _find_plugins(folder):

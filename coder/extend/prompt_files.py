@@ -26,17 +26,17 @@ from coder.agent.profiles import split_front_matter
 from coder.permissions.ownership import check_ownership
 from coder.permissions.sanitize import escape_invisible
 from coder.tools.workspace import escaped, read_small_file
-from coder.types import Report
+from coder.types import Report, ignore
 
 NAME = re.compile(r"[a-z0-9][\w-]{0,63}", re.A)
+SKILL = "SKILL.md"  # the name of a skill's file
 MAX_FILES = 200  # of a project's folder
 MAX_FILE = 64_000  # bytes
 MAX_FOLDER = 20_000_000  # bytes of a project's skill; each file counts for some more
 MAX_DESCRIPTION = 1024  # characters, as agentskills.io has it
 PLACEHOLDER = re.compile(r"\$(ARGUMENTS\b|[1-9](?!\d))")
-ENTRY = re.compile(
-    r"([\w-]+):(?:\s+(?:[|>][+-]?)?(.*))?"
-)  # `key: value`, with | or > before a block
+# `key: value`, with | or > before a block
+ENTRY = re.compile(r"([\w-]+):(?:\s+(?:[|>][+-]?)?(.*))?")
 QUOTED = re.compile(r"\A(['\"])(.*)\1\Z")
 SKILLS = (
     "Skills: files with the user's instructions. "
@@ -48,8 +48,9 @@ SKILLS = (
 class PromptFile:
     """A command or a skill.
 
-    `answer` is the user's to a file of a project: "yes", "no", "later", "changed" (since the answer)
-    or "". `digest` is the hash of its content; the user's own files have none, and need no answer.
+    `answer` is the user's to a file of a project: "yes", "no", "later", "changed" (since the
+    answer) or "". `digest` is the hash of its content; the user's own files have none, and need no
+    answer.
     """
 
     name: str
@@ -61,10 +62,11 @@ class PromptFile:
 
     @property
     def is_skill(self) -> bool:
-        return self.path.name == "SKILL.md"
+        return self.path.name == SKILL
 
     def filled(self, words: str) -> str:
-        """The text with the user's words for $ARGUMENTS and $1 to $9; if it has neither, they are added at the end."""
+        """The text with the user's words for $ARGUMENTS and $1 to $9; if it has neither, they are
+        added at the end."""
         try:
             arguments = shlex.split(words)
         except ValueError:  # a quote without its end
@@ -87,12 +89,17 @@ class PromptFile:
 class PromptFiles:
     """All commands and skills of a session.
 
-    `users` and `projects` are folders with `skills`, the first of each also with `commands`; `answers`
-    is the file of what the user has answered. `report` gets a sentence for each file left out.
+    `users` and `projects` are folders with `skills`, the first of each also with `commands`;
+    `answers` is the file of what the user has answered. `report` gets a sentence for each file left
+    out.
     """
 
     def __init__(
-        self, users: Sequence[Path], projects: Sequence[Path], answers: Path, report: Report = str
+        self,
+        users: Sequence[Path],
+        projects: Sequence[Path],
+        answers: Path,
+        report: Report = ignore,
     ) -> None:
         self.answers = answers
         self.report = report
@@ -126,7 +133,8 @@ class PromptFiles:
         files.setdefault(added.name, added)
 
     def _answer_to(self, file: PromptFile) -> str:
-        """What the user has answered to this content of the file; "changed", if it was to another."""
+        """What the user has answered to this content of the file; "changed", if it was to
+        another."""
         word, _, digest = self._answers.get(str(file.path), "").partition(" ")
         if not digest:
             return ""
@@ -145,7 +153,8 @@ class PromptFiles:
         return {}
 
     def answer(self, files: Sequence[PromptFile], answer: str) -> None:
-        """Take the user's answer. A yes and a no are kept; what cannot be written is for this session."""
+        """Take the user's answer. A yes and a no are kept; what cannot be written is for this
+        session."""
         for file in files:
             file.answer = answer
         if answer == "later":
@@ -173,20 +182,43 @@ class PromptFiles:
 
 def _paths_in(folder: Path, with_commands: bool) -> list[Path]:
     """The files of a folder that are skills, and, `with_commands`, commands."""
-    paths = sorted(folder.glob("skills/*/SKILL.md"))
+    paths = sorted(folder.glob(f"skills/*/{SKILL}"))
     if with_commands:
         paths += sorted(folder.glob("commands/*.md"))
     return paths
 
 
 def read_prompt_file(path: Path, project: Path | None = None) -> PromptFile:
-    """The command or skill of a file; the user's, or one of `project`. Raises OSError and ValueError."""
-    is_skill = path.name == "SKILL.md"
+    """The command or skill of a file; the user's, or one of `project`. Raises OSError and
+    ValueError."""
+    is_skill = path.name == SKILL
     name = (path.parent.name if is_skill else path.stem).lower()
     if not NAME.fullmatch(name):
         raise ValueError("a name has letters, digits, - and _ only")
 
-    # Whose it is, and what it holds
+    data = _read_owned(path, project)
+    whole = data.decode("utf-8", "replace").replace("\r\n", "\n")
+    front, text = split_front_matter(whole)
+    description = read_front_matter(front or "").get("description", "")
+    if not text or (is_skill and not description):
+        raise ValueError("it has no text, or no description in its front matter")
+    if not description:  # a command may do without: its first line is taken
+        description = text.partition("\n")[0].strip("# ")
+    if is_skill:  # the model reads the whole file
+        text = whole
+    file = PromptFile(
+        name=name,
+        path=path,
+        description=escape_invisible(" ".join(description.split()))[:MAX_DESCRIPTION],
+        text=escape_invisible(text),  # as the model gets it
+    )
+    if project is not None:
+        file.digest = _digest_of(data, Path(os.path.realpath(path)))
+    return file
+
+
+def _read_owned(path: Path, project: Path | None) -> bytes:
+    """The bytes of a file of the user's, or of one inside `project`. Raises OSError, ValueError."""
     real = Path(os.path.realpath(path))
     if project is None:
         check_ownership(path)
@@ -195,36 +227,21 @@ def read_prompt_file(path: Path, project: Path | None = None) -> PromptFile:
     data = read_small_file(real, MAX_FILE + 1)
     if data is None or len(data) > MAX_FILE:
         raise ValueError(f"it is no regular file of at most {MAX_FILE:,} bytes")
-
-    whole = data.decode("utf-8", "replace").replace("\r\n", "\n")
-    front, text = split_front_matter(whole)
-    description = read_front_matter(front or "").get("description", "")
-    if not text or (is_skill and not description):
-        raise ValueError("it has no text, or no description in its front matter")
-    if not description:  # a command may do without: its first line stands for it
-        description = text.partition("\n")[0].strip("# ")
-    file = PromptFile(
-        name=name,
-        path=path,
-        description=escape_invisible(" ".join(description.split()))[:MAX_DESCRIPTION],
-        text=escape_invisible(whole if is_skill else text),  # as the model gets it
-    )
-    if project is not None:
-        file.digest = _digest_of(data, real.parent if is_skill else None)
-    return file
+    return data
 
 
-def _digest_of(data: bytes, folder: Path | None) -> str:
+def _digest_of(data: bytes, path: Path) -> str:
     """The hash of a file's bytes, and of all that is in the folder of a skill."""
     digest = hashlib.sha256(data)
-    if folder:
-        for piece in _contents(folder):
+    if path.name == SKILL:
+        for piece in _contents(path.parent):
             digest.update(piece)
     return digest.hexdigest()
 
 
 def _contents(folder: Path) -> Iterator[bytes]:
-    """Names and content of all files in a folder. Raises ValueError if that is not all that a reader would find."""
+    """Names and content of all files in a folder. Raises ValueError if that is not all that a
+    reader would find."""
     room = MAX_FOLDER
     for parent, folders, files in os.walk(folder):
         folders.sort()
