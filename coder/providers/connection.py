@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from coder.abort import Abort, run_in_thread
 from coder.providers.errors import ADVICE
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Redact = Callable[[bytes], bytes]  # applied to each piece of an answer
 
 CONNECT_TIMEOUT = 10.0  # seconds, for the connection and for each handshake
+PORTS = {"http": 80, "https": 443}
 HEAD_START = 0.25  # seconds of an address before the next one (RFC 8305)
 # seconds that an idle connection is kept: a NAT may have forgotten it later, and nobody says so
 KEPT = 5.0
@@ -140,15 +141,11 @@ def _connect(url: str, proxy: Proxy | None) -> socket.socket:
     """A connection that is ready for a request. Raises OSError, ValueError or ModelError."""
     server = urlsplit(url)
     if server.scheme != "https":
-        return _dial(server.hostname, server.port or 80)
+        return _dial(server)
     from coder.providers.https import open_tunnel, tls_context
 
     tls = tls_context()  # at first: the certificates may not be there
-    if proxy:
-        first = urlsplit(proxy.url)
-        sock = _dial(first.hostname, first.port or 80)
-    else:
-        sock = _dial(server.hostname, server.port or 443)
+    sock = _dial(urlsplit(proxy.url) if proxy else server)
     try:
         if proxy:
             open_tunnel(sock, proxy, server.netloc.rpartition("@")[2], CONNECT_TIMEOUT)
@@ -158,14 +155,13 @@ def _connect(url: str, proxy: Proxy | None) -> socket.socket:
         raise
 
 
-def _dial(host: str | None, port: int) -> socket.socket:
-    """A connection to the first address of a host that takes one. Raises OSError: why the last one
-    failed.
+def _dial(url: SplitResult) -> socket.socket:
+    """A connection to the first address of a host that takes one.
 
     All are tried side by side, each HEAD_START after the one before it, or as soon as that one
-    fails.
+    fails. Raises OSError: why the last one failed.
     """
-    addresses = _look_up(host or "", port)
+    addresses = _look_up(url)
     trying: dict[int, socket.socket] = {}  # by file number
     poll = select.poll()
     failure = OSError("no address")
@@ -198,9 +194,11 @@ def _dial(host: str | None, port: int) -> socket.socket:
             sock.close()
 
 
-def _look_up(host: str, port: int) -> list[tuple[Any, ...]]:
+def _look_up(url: SplitResult) -> list[tuple[Any, ...]]:
     """The addresses of a host, as getaddrinfo has them, but by turns of both families: of one all
     may be dead."""
+    host = url.hostname or ""
+    port = url.port or PORTS.get(url.scheme, 80)
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     preferred_family = addresses[0][0]
     preferred = [address for address in addresses if address[0] == preferred_family]

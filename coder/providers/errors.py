@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from coder.providers.error_signs import EMPTY_ACCOUNT, LOADING, NO_MODEL, SIGNS, TRANSIENT_400
 from coder.providers.text import JsonObject, dictionaries
 from coder.types import ErrorKind, ModelError
 
@@ -44,43 +45,6 @@ ADVICE: dict[ErrorKind, str] = {
     "protocol": "Check the base URL (OPENAI_BASE_URL): it mostly ends in /v1.",
 }
 
-# Overflow of the context in the words of the servers (lower case; # stands for a number).
-OVERFLOW = r"""context_length_exceeded|model_context_window_exceeded|exceed_context_size_error|request_too_large|prompt_too_long
-model_max_prompt_tokens_exceeded|model_context_exceeded|contextwindowexceedederror
-maximum context length|exceeds? the context window|input tokens exceed|token count exceeds
-prompt is too long|exceed context limit|input is too long|too many input tokens|too many tokens
-exceeds the maximum number of tokens|input token limit is|maximum prompt length is
-reduce the length of the messages|too large for model with|exceeded model token limit
-context window exceeds limit|exceeds max length|range of input length should be
-input length .{0,12}exceeds|must be less than max_seq_len|prompt token count of|longer than the model's context
-is longer than the maximum model length|too long to fit into the model|context length is only|for a total of at least
-exceeds the available context size|greater than the context length|exceeded .{0,7}context length
-tokens \+ `?max_new_tokens|current length is # while limit|length of all messages is too long
-exceeds the maximum allowed input length|configured context size is|exceeds max_seq_len|context length exceeded
-context too long|token limit exceeded|request entity too large|couldn't fit with truncation""".replace(
-    "\n", "|"
-).replace("#", r"\d+")
-OVERFLOW_CODES = {"20015", "1261"}  # SiliconFlow, Zhipu
-NOT_OVERFLOW = r"max_(completion_)?tokens\W{0,3}.{0,40}is too large"  # the answer's limit
-QUOTA_CODES = {"insufficient_quota", "exceeded_current_quota_error", "billing_not_active", "1113"}
-QUOTA_WORDS = (
-    r"\bbilling\b|exceeded your current quota|insufficient[ _]quota|usage limit|out of credits|"
-    r"\b(insufficient|negative|not enough|no|low|account|arrears)\b.{0,20}\bbalance\b|"
-    r"\bbalance\b.{0,20}(insufficient|low|not enough|depleted|exhausted|negative)"
-)
-AUTH_CODES = {"invalid_api_key", "authentication_error", "invalid_authentication_error"}
-AUTH_CODES |= {"permission_error", "no_db_connection"}  # LiteLLM's word for a foreign key
-THROTTLE_WORDS = r"\brate.?limit|too many requests|throttl|please wait|concurren"
-MODEL_WORDS = (
-    r"model_not_found|unknown model\b|(invalid|no such|no) model\b.{0,20}(name|id|found|:)|"
-    r"unable to access model|not a valid model|"
-    r"\bmodels?([ /:]+[\"'`]?[\w.:/@+-]+[\"'`]?)?[ ,]+(was |is |could )?"
-    r"(not found|not exist|does(n't| not) exist|not be found|not available|not supported by this server)"
-)
-LOADING_WORDS = r"loading (the )?model|model.{0,60}\b(is )?(currently |still )?loading|warming up"
-NOT_LOADING = r"\b(error|failed|unable|cannot|could not|terminated)\b"  # and never will be
-TRANSIENT_400 = r"tool_use_failed|no models provided"
-RETRYABLE = {408, 409, 425, 429, *range(500, 600)}
 REQUEST_IDS = ("x-request-id", "request-id", "apim-request-id", "x-amzn-requestid", "cf-ray")
 MAX_READ = 4000  # characters of an error that are looked at
 MAX_SHOWN = 500  # characters of the server's own text
@@ -102,18 +66,17 @@ def classify(
     whole = f"{said.message} {body}"[: 2 * MAX_READ]  # Gemini puts the wait next to its message
     words = f"{said.code} {said.kind} {said.message}".lower()
     asks_to_wait = retry_hint({}, whole) is not None
-    kind, is_retryable = _kind_of(status, {said.code, said.kind}, words, asks_to_wait)
+    kind = _kind_of(status, {said.code, said.kind}, words, asks_to_wait)
     nothing = f"HTTP status {status}" if status else "an error without a message"
-    is_loading = kind == "server" and re.search(LOADING_WORDS, words)
     return ModelError(
         kind,
         readable(said.message) or nothing,
         status=status,
         request_id=_request_id(headers),
-        retryable=is_retryable,
+        retryable=_may_pass(kind, words),
         retry_after=retry_hint(headers, whole),
         param=said.param,
-        loading=bool(is_loading and not re.search(NOT_LOADING, words)),
+        loading=kind == "server" and LOADING.are_in(words),
     )
 
 
@@ -124,41 +87,29 @@ def _request_id(headers: Mapping[str, str]) -> str | None:
     return None
 
 
+def _may_pass(kind: ErrorKind, words: str) -> bool:
+    """Tell whether the same request may succeed later."""
+    if kind == "bad_request":
+        return TRANSIENT_400.are_in(words)
+    return kind in ("rate_limit", "server")
+
+
 def _kind_of(
     status: int | None,
     codes: set[str],
     words: str,
     asks_to_wait: bool,
-) -> tuple[ErrorKind, bool]:
-    """(kind, is it retryable). The order counts, and codes come before words: a throttled request
-    may speak of tokens like an overflow, and Gemini words a limit per minute like an empty account.
-    """
-    is_throttled = bool(re.search(THROTTLE_WORDS, words))
-    may_pass = is_throttled or asks_to_wait
-    if status == 402 or codes & QUOTA_CODES or (not may_pass and re.search(QUOTA_WORDS, words)):
-        return "quota", False
-    if status in (401, 403) or codes & AUTH_CODES:
-        return "auth", False
-    if status == 429 or is_throttled:
-        return "rate_limit", True
-    if status == 413 or codes & OVERFLOW_CODES or _is_overflow(words):
-        return "overflow", False
-    is_transient = bool(re.search(TRANSIENT_400, words))
-    if status == 404 or (not is_transient and _names_no_model(status, words)):
-        return "not_found", False
-    if status in RETRYABLE:
-        return "server", True
-    if status is not None or "invalid_request_error" in codes:
-        return "bad_request", is_transient
-    return "server", True  # an error without a number, inside a stream
-
-
-def _is_overflow(words: str) -> bool:
-    return bool(re.search(OVERFLOW, words)) and not re.search(NOT_OVERFLOW, words)
-
-
-def _names_no_model(status: int | None, words: str) -> bool:
-    return status in (None, 400, 422) and bool(re.search(MODEL_WORDS, words))
+) -> ErrorKind:
+    for sign in SIGNS:
+        # A server that says when to come back has an account that is not empty
+        is_contradicted = asks_to_wait and sign.words == EMPTY_ACCOUNT
+        if sign.fits(status, codes, words) and not is_contradicted:
+            return sign.kind
+    if status in (None, 400, 422) and NO_MODEL.are_in(words):
+        return "not_found"
+    if status is None and "invalid_request_error" not in codes:
+        return "server"  # an error without a number, inside a stream
+    return "bad_request"
 
 
 # ---- the body of an error ------------------------------------------------------------------------
