@@ -305,3 +305,49 @@ print(ws.sandbox.since(), bool(sleeping(seconds + ".5")))
     (repository / ".git/hooks/pre-push").touch()
     [notice] = Sandbox(repository, data=repository.parent / "data").notices
     assert ".git/hooks/pre-push (new)" in notice
+
+
+SESSIONS = """
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from coder import Reply, Session
+from coder.tools.processes import adopt_orphans
+from tests.harness import commands, drive, serve
+from tests.terminal import until
+from tests.test_orphans import sleeping, started
+
+def opened(name):
+    line = started("orphan", f"{seconds}.{name}") + "; echo $TMPDIR > temporary; touch $TMPDIR/file"
+    server = servers.enter_context(serve(Reply(calls=commands(line)), Reply("Done.")))
+    folder = Path(name)
+    folder.mkdir()
+    settings = {"OPENAI_BASE_URL": server.url, "CODER_TITLES": "off"}
+    session = Session.open(folder, model="m", settings=settings, yolo=True)
+    drive(session.prompt("go"))
+    return session
+
+adopt_orphans()
+seconds = sys.argv[1]
+servers = ExitStack()
+one, two = opened("1"), opened("2")
+print(Path("1/temporary").read_text() != Path("2/temporary").read_text())
+one.close()
+until(lambda: not sleeping(f"{seconds}.1"))
+print(len(sleeping(f"{seconds}.2")), Path(Path("2/temporary").read_text().strip(), "file").exists())
+two.close()
+until(lambda: not sleeping(f"{seconds}.2"))
+servers.close()
+"""
+
+
+@landlock
+@seccomp
+def test_a_session_that_is_closed_ends_its_own_commands_alone(tmp_path: Path, seconds: str) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CODER_")}
+    env |= {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    argv = [sys.executable, "-c", SESSIONS, seconds]
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    assert done.stdout == "True\n1 True\n"

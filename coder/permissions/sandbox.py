@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable
@@ -67,9 +68,9 @@ class Sandbox(Hooks):
     """Confines what the tools of a session start.
 
     `required`: raise CoderError if the kernel lacks something; otherwise `notices` says so, in
-    sentences for the user. `config` is coder's own folder, guarded if commands can write to it; with
-    `data`, the next start reports what a killed process could not put back. `may_leave`: somebody can
-    allow a command to run outside; otherwise the model is not told of that way.
+    sentences for the user. `config` is coder's own folder, guarded if commands can write to it;
+    with `data`, the next start reports what a killed process could not put back. `may_leave`:
+    somebody can allow a command to run outside; otherwise the model is not told of that way.
     """
 
     def __init__(
@@ -85,10 +86,11 @@ class Sandbox(Hooks):
         self.workspace = Path(workspace).resolve()
         self.network = network
         self.may_leave = may_leave
-        self.temporary = private_folder() / "tmp"
-        self.temporary.mkdir(mode=0o700, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="session-", dir=private_folder()))
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(mode=0o700)
         # All that plan mode can write to: here-documents, mktemp and sort need some place
-        self.scratch = self.temporary.with_name("plan")
+        self.scratch = folder / "plan"
         self.notices: list[str] = []
         self._unreported_notices: list[str] = []
         # Threads that start children: in the sandbox, and outside. `signaller` starts the former
@@ -125,7 +127,8 @@ class Sandbox(Hooks):
         return True
 
     def _start_confined(self, writable: Iterable[Path]) -> bool:
-        """Start the confined thread in a domain of Landlock whose members can signal each other alone."""
+        """Start the confined thread in a domain of Landlock whose members can signal each other
+        alone."""
         with contextlib.suppress(OSError):  # before Linux 6.12
             limit_signals()
             self._is_limited = True
@@ -140,7 +143,8 @@ class Sandbox(Hooks):
             self._unreported_notices.append(text.format(describe(changes, self.workspace)))
 
     def tools(self, tools: Iterable[Tool], read_only: bool = False) -> list[Tool]:
-        """The same tools; in a sandbox bash says where it can write, takes `unconfined` and reports what was put back.
+        """The same tools; in a sandbox bash says where it can write, takes `unconfined` and reports
+        what was put back.
 
         `read_only`: for an agent that changes nothing, and so leaves no sandbox.
         """
@@ -179,10 +183,10 @@ class Sandbox(Hooks):
     def watch(self) -> None:
         """See to it that all confined processes end with this one, or with the session.
 
-        In the thread that is limited in its signals: kill(2) of "all processes" from there reaches those
-        of this sandbox, whatever they have made of their groups, parents and variables, and no other of
-        the user's. That the limit works is seen first, at a process outside of it; without it, only
-        marks, groups and parents tell.
+        In the thread that is limited in its signals: kill(2) of "all processes" from there reaches
+        those of this sandbox, whatever they have made of their groups, parents and variables, and
+        no other of the user's. That the limit works is seen first, at a process outside of it;
+        without it, only marks, groups and parents tell.
         """
         outside = processes.main_guard()
         if self._end_all:
@@ -193,6 +197,7 @@ class Sandbox(Hooks):
         if facts:
             self._since = facts.start
         self._end_all = lambda: None
+        _with_commands.add(self)
         if self._is_scoped:
             start = partial(processes.start_guard, "kill -9 -1")
             _, descriptor = self.signaller.submit(start).result()
@@ -202,7 +207,9 @@ class Sandbox(Hooks):
         """End what commands have left; tell whether it is certain that nothing has stayed."""
         if not self._end_all:
             return True
-        is_certain = processes.end_orphans()
+        _with_commands.discard(self)
+        # An orphan without a mark may belong to another session of this process
+        is_certain = not _with_commands and processes.end_orphans()
         self._end_all()
         self._end_all = None
         rounds = processes.ROUNDS if self._is_scoped else 1
@@ -215,8 +222,8 @@ class Sandbox(Hooks):
     def _could_any_live(self) -> bool:
         """Could a process of a command be alive?
 
-        Such a one can be signalled from here, is younger than the first command, and can gain no rights,
-        which no process can undo (prctl(2)).
+        Such a one can be signalled from here, is younger than the first command, and can gain no
+        rights, which no process can undo (prctl(2)).
         """
         return any(self._may_be_confined(number) for number in processes.numbers())
 
@@ -255,6 +262,10 @@ class Sandbox(Hooks):
         notices = self._unreported_notices
         self._unreported_notices = []
         return notices
+
+
+# Those in this process that have started commands, and not ended them yet
+_with_commands: weakref.WeakSet[Sandbox] = weakref.WeakSet()
 
 
 class CallConfinement:
