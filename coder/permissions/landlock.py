@@ -9,15 +9,16 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 # Landlock restricts a thread and what it starts. These can signal and trace each other, and nothing
-# else (the kernel's Documentation/userspace-api/landlock.rst, uapi/linux/landlock.h). A seccomp filter
-# (seccomp_filter.rst) covers what Landlock has no rights for: the limits of other processes (a CPU
-# limit of 0 kills), their priorities, schedulers and processors, and, without a network, all sockets
-# but local ones: Landlock knows TCP by bind and connect only, which TCP fast open, MPTCP and UDP avoid.
+# else (the kernel's Documentation/userspace-api/landlock.rst, uapi/linux/landlock.h). A seccomp
+# filter (seccomp_filter.rst) covers what Landlock has no rights for: the limits of other processes
+# (a CPU limit of 0 kills), their priorities, schedulers and processors, and, without a network, all
+# sockets but local ones: Landlock knows TCP by bind and connect only, which TCP fast open, MPTCP
+# and UDP avoid.
 
 # Of BPF: code, instructions to skip if true, if false, value
 Instruction = tuple[int, int, int, int]
@@ -123,9 +124,9 @@ def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = N
     """Limit this thread, and what it starts, to changing files at and below `writable`.
 
     Its programs get no rights by set-user-ID, fewer of root's, and cannot change other processes'
-    limits, priorities and scheduling. Without `network` it has local sockets only, or no TCP if seccomp
-    is missing. `abi`: use no newer Landlock. Returns whether the kernel can do all of this. Raises
-    OSError if it has no Landlock.
+    limits, priorities and scheduling. Without `network` it has local sockets only, or no TCP if
+    seccomp is missing. `abi`: use no newer Landlock. Returns whether the kernel can do all of this.
+    Raises OSError if it has no Landlock.
     """
     if abi is None:
         abi = _call("syscall", CREATE_RULESET, None, 0, VERSION)
@@ -135,6 +136,29 @@ def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = N
         fields.append(0 if network else TCP)
     if abi >= FULL_ABI:
         fields.append(SCOPES)
+    _enter_domain(fields, writable)
+    with contextlib.suppress(OSError):  # only root can drop them, who alone has them
+        for capability in CAPABILITIES:
+            _call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
+    return _filter_calls(network) and abi >= FULL_ABI
+
+
+def limit_signals() -> None:
+    """Let this thread, and what it starts, signal nothing else. Raises OSError if Landlock cannot.
+
+    Links and moves between folders stay allowed everywhere: each set of rules denies them unless it
+    allows them.
+    """
+    _enter_domain([REFER, 0, SCOPE_SIGNAL], [Path("/")])
+
+
+def _enter_domain(fields: Sequence[int], writable: Iterable[Path]) -> None:
+    """Restrict this thread by a set of rules: `fields` are those of struct landlock_ruleset_attr.
+
+    The rights in the first one are left to it at and below `writable` alone, as far as that exists.
+    Raises OSError.
+    """
+    handled = fields[0]
     attributes = struct.pack(f"={len(fields)}Q", *fields)
     ruleset = _call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
     with contextlib.ExitStack() as closing:
@@ -149,26 +173,6 @@ def restrict(writable: Iterable[Path], network: bool = True, abi: int | None = N
             rights = FOLDER_RIGHTS if is_folder else FILE_RIGHTS
             rule = struct.pack("=Qi", handled & rights, fd)
             _call("syscall", ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
-        with contextlib.suppress(OSError):  # only root can drop them, who alone has them
-            for capability in CAPABILITIES:
-                _call("prctl", PR_CAPBSET_DROP, capability, 0, 0, 0)
-        _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        _call("syscall", RESTRICT_SELF, ruleset, 0)
-    return _filter_calls(network) and abi >= FULL_ABI
-
-
-def limit_signals() -> None:
-    """Let this thread, and what it starts, signal nothing else. Raises OSError if Landlock cannot.
-
-    Links and moves between folders stay allowed: each set of rules denies them unless it allows them.
-    """
-    attributes = struct.pack("=3Q", REFER, 0, SCOPE_SIGNAL)
-    ruleset = _call("syscall", CREATE_RULESET, attributes, len(attributes), 0)
-    with contextlib.ExitStack() as closing:
-        closing.callback(os.close, ruleset)
-        root = os.open("/", os.O_PATH | os.O_CLOEXEC)
-        closing.callback(os.close, root)
-        _call("syscall", ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", REFER, root), 0)
         _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _call("syscall", RESTRICT_SELF, ruleset, 0)
 
@@ -176,9 +180,9 @@ def limit_signals() -> None:
 def _filter_calls(network: bool) -> bool:
     """Deny for good changing other processes' limits, priorities and scheduling.
 
-    Without `network` also sockets other than unix and netlink ones, and io_uring, which opens sockets
-    by itself. Calls of an unknown architecture are denied. False if seccomp does not work, or the
-    machine is not in the table.
+    Without `network` also sockets other than unix and netlink ones, and io_uring, which opens
+    sockets by itself. Calls of an unknown architecture are denied. False if seccomp does not work,
+    or the machine is not in the table.
     """
     program = [(LOAD, 0, 0, ARCH)]
     for arch, calls in CALLS.items():
@@ -211,7 +215,8 @@ def install_filter(program: list[Instruction]) -> bool:
 
 
 def _own_priority(users: int) -> list[Instruction]:
-    """setpriority(which, who, ...): who 0 is the caller, or its group, but from `users` on all of its user."""
+    """setpriority(which, who, ...): who 0 is the caller, or its group, but from `users` on all of
+    its user."""
     return [
         (LOAD, 0, 0, FIRST),
         (AT_LEAST, 2, 0, users),
