@@ -40,7 +40,8 @@ MAX_FILES = 1000
 Entry = tuple[int, bytes]  # the mode with the type; a file's content, a link's target
 State = dict[str, Entry]  # by path
 Changes = dict[str, str]  # by path: "new", "changed" or "removed", and why it stays
-TOO_MUCH: Entry = (0, b"")  # stands for a file or folder that cannot be compared
+TOO_MUCH: Entry = (0, b"")  # of a file or folder that cannot be compared
+NO_LOCK = -1  # instead of a descriptor
 
 
 class GitGuard:
@@ -48,7 +49,8 @@ class GitGuard:
 
     Call from one thread at a time. Commands may overlap: until the last ends, changes are theirs.
     From the first command to `close` a record of the files is in coder's folder `data`, locked by
-    this process. A record without a lock was left by a killed process; `left` lists what changed since.
+    this process. A record without a lock was left by a killed process; `left` lists what changed
+    since.
     """
 
     def __init__(self, workspace: Path, own: Iterable[Path] = (), data: Path | None = None):
@@ -66,47 +68,20 @@ class GitGuard:
         self.known = State()  # as it was when the last command ended
         self.unguarded: list[str] = []  # holds too much, or cannot be read
         self._accept()
-
-        name = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32]
-        self._name = f"{name}-{os.getpid()}-{os.urandom(4).hex()}.json"
-        self._records = data / "guarded" if data else None
-        self._lock = -1  # on the record of this process
-        self._of_killed: list[Path] = []
-        if self._records:
-            records = self._records.glob(f"{name}*.json")
-            self._of_killed = [path for path in records if not _is_locked(path)]
+        self._record: _Record | None = None
         self.left = Changes()
-        for path in self._of_killed:
-            # A command may have written it, if the workspace is the home
-            with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
-                record = json.loads(read_small_file(path) or b"{")
-                self.left |= _changes(record, _digests(self.known))
+        if data:
+            self._record = _Record(data / "guarded", workspace)
+            self.left = self._record.left_by_killed(self.known)
 
     def begin(self) -> Changes:
         """A command begins. Returns what changed since the last one ended; that stays."""
         changes = self.since()
         self._commands_running += 1
-        if self._records and (changes or self._lock < 0):
+        if self._record and (changes or not self._record.is_written):
             with contextlib.suppress(OSError):  # then only this process notices changes
-                self._write_record(self._records)
+                self._record.write(self.known)
         return changes
-
-    def _write_record(self, folder: Path) -> None:
-        """Write it, locked before it has its name. Raises OSError."""
-        make_private(folder)
-        new = folder / temporary_name()
-        fd = os.open(new, NEW_FILE, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        with open(fd, "w", closefd=False) as file:
-            json.dump(_digests(self.known), file)
-        os.replace(new, folder / self._name)
-        self._unlock()
-        self._lock = fd
-
-    def _unlock(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-        self._lock = -1
 
     def end(self, undo: bool = True) -> Changes:
         """A command has ended. Returns what changed since it began, which `undo` puts back."""
@@ -132,11 +107,8 @@ class GitGuard:
 
     def close(self) -> None:
         """The session has ended."""
-        own = [self._records / self._name] if self._records else []
-        for path in own + self._of_killed:
-            with contextlib.suppress(OSError):
-                path.unlink()
-        self._unlock()
+        if self._record:
+            self._record.remove()
 
     def _accept(self) -> None:
         """Take the files as they are for known; what cannot be compared is not guarded any more."""
@@ -178,6 +150,60 @@ class GitGuard:
             temporary.write_bytes(data)
             temporary.chmod(stat.S_IMODE(mode))
         os.replace(temporary, path)
+
+
+class _Record:
+    """What is known of a workspace's files, for the next start; in `folder`, a file for each
+    process.
+
+    This process locks its own. One without a lock was left by a killed process.
+    """
+
+    def __init__(self, folder: Path, workspace: Path) -> None:
+        name = hashlib.sha256(os.fsencode(workspace)).hexdigest()[:32]
+        self._folder = folder
+        self._path = folder / f"{name}-{os.getpid()}-{os.urandom(4).hex()}.json"
+        self._lock = NO_LOCK
+        records = folder.glob(f"{name}*.json")
+        self._of_killed = [path for path in records if not _is_locked(path)]
+
+    @property
+    def is_written(self) -> bool:
+        return self._lock != NO_LOCK
+
+    def left_by_killed(self, known: State) -> Changes:
+        """What changed since killed processes knew the files."""
+        left = Changes()
+        for path in self._of_killed:
+            # A command may have written it, if the workspace is the home
+            with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
+                record = json.loads(read_small_file(path) or b"{")
+                left |= _changes(record, _digests(known))
+        return left
+
+    def write(self, known: State) -> None:
+        """Write it, locked before it has its name. Raises OSError."""
+        make_private(self._folder)
+        new = self._folder / temporary_name()
+        fd = os.open(new, NEW_FILE, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with open(fd, "w", closefd=False) as file:
+            json.dump(_digests(known), file)
+        os.replace(new, self._path)
+        self._unlock()
+        self._lock = fd
+
+    def remove(self) -> None:
+        """Remove it, and those of killed processes."""
+        for path in [self._path, *self._of_killed]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self.is_written:
+            os.close(self._lock)
+        self._lock = NO_LOCK
 
 
 def _is_of_new_repository(path: str, entry: Entry) -> bool:
