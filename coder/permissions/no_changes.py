@@ -58,7 +58,8 @@ UNIX = 1  # the family of a socket
 
 
 def make_reader(scratch: Path) -> ThreadPoolExecutor | None:
-    """Make a thread whose children can change nothing but this folder; None if the kernel cannot do that."""
+    """Make a thread whose children can change nothing but this folder; None if the kernel cannot do
+    that."""
     thread = ThreadPoolExecutor(1)
     writable = [scratch, Path("/dev/null"), Path("/dev/zero"), Path("/dev/full")]
     try:
@@ -73,8 +74,8 @@ def make_reader(scratch: Path) -> ThreadPoolExecutor | None:
 def deny_changes() -> bool:
     """Deny them in this thread, and in what it starts, for good.
 
-    To be called after `restrict` without a network. Programs of other architectures, 32-bit ones too,
-    can do nothing then. False if seccomp does not work, or not on this machine.
+    To be called after `restrict` without a network. Programs of other architectures, 32-bit ones
+    too, can do nothing then. False if seccomp does not work, or not on this machine.
     """
     program: list[Instruction] = [(LOAD, 0, 0, ARCH)]
     for column, arch in enumerate((X86_64, AARCH64)):

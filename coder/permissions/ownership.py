@@ -12,8 +12,8 @@ from pathlib import Path
 def check_ownership(path: Path) -> None:
     """Raise PermissionError if another user may have written or replaced this file.
 
-    OSError if there is none. A link may lead into a folder that all share, if users can replace only
-    their own files there (the sticky bit).
+    OSError if there is none. A link may lead into a folder that all share, if users can replace
+    only their own files there (the sticky bit).
     """
     target = path.resolve(strict=True)
     for checked in (path.parent, target, target.parent):

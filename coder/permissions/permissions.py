@@ -59,7 +59,7 @@ class Permissions(Policy, Hooks):
         targets = ", ".join(patterns)
         if decision.action == "deny":
             rules = f"a rule denies {permission} {targets}. Do not try it another way."
-            raise DeniedError(self._plans_denial(permission) or rules)
+            raise self._denied(permission, rules)
         if decision.is_confined and not getattr(ctx.confine, "read_only", False):
             raise DeniedError(NOT_CONFINED)
         if decision.action == "allow" or permission == answered:
@@ -100,9 +100,11 @@ class Permissions(Policy, Hooks):
             )
             self.memory.append(rule)
 
-    def _plans_denial(self, kind: str) -> str:
-        """Say that it is the plan which denies this kind of action; "" if it is not."""
-        return PLAN_DENIES.get(kind, "") if self.changes_nothing else ""
+    def _denied(self, kind: str, rules: str) -> DeniedError:
+        """Say that rules deny this kind of action, or that it is the plan which denies it."""
+        if self.changes_nothing:
+            return DeniedError(PLAN_DENIES.get(kind, rules))
+        return DeniedError(rules)
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
         ctx.authorize = self.authorize
@@ -110,8 +112,7 @@ class Permissions(Policy, Hooks):
         ctx.secret = partial(self.is_closed, cwd=ctx.cwd)
         tool = ctx.tool or self.known_tools.get(call.name)
         if tool and self.is_denied(tool):
-            rules = f"a rule denies the tool {call.name}."
-            raise DeniedError(self._plans_denial(tool.kind) or rules)
+            raise self._denied(tool.kind, f"a rule denies the tool {call.name}.")
         if ctx.tool and not ctx.tool.asks_itself:  # one that is not there runs nothing
             yield from self._authorize_call(call, ctx, ctx.tool)
         return None

@@ -166,35 +166,40 @@ class Policy:
     def _decide_on_command(
         self, permission: str, command: str, cwd: Path, default: Default
     ) -> Decision:
-        """Decide on a command line: the strictest decision on its parts.
-
-        Outside the sandbox ("unconfined") only a rule of that name or the user allows one, not -y,
-        and nobody does if nothing may be changed.
-        """
-        is_outside = permission == "unconfined"
-        if denies_line(command, self.layers) or (is_outside and self.changes_nothing):
+        """Decide on a command line: the strictest decision on its parts."""
+        if denies_line(command, self.layers):
             return Decision("deny")
         parts = self._parts_of(permission, command, cwd)
-        only_reads = all(part.is_free for part in parts)
-        is_confined = self.changes_nothing and not only_reads
-        whole_commands = [rule for rule in self.memory if rule.is_exact]
-        if last_match(permission, [command], whole_commands):
+        if permission == "unconfined":
+            return self._decide_outside(command, parts, default)
+        is_confined = self.changes_nothing and not all(part.is_free for part in parts)
+        if self._has_allowed(permission, command):
             return Decision("allow", is_confined=is_confined)
         decisions = [self._decide_on_part(permission, part, default) for part in parts]
         reason = ""
-        if is_outside:
-            reason = "it would run outside the sandbox"
-        elif is_confined and self._names_closed_file(command, cwd):
+        if is_confined and self._names_closed_file(command, cwd):
             reason = "it names a file that may hold secrets"
             decisions.append(Decision("ask"))
         decision = strictest(decisions)
-        return replace(
-            decision,
-            always_pattern=command,
-            reason=reason,
-            even_with_yolo=decision.even_with_yolo or is_outside,
-            is_confined=is_confined,
-        )
+        return replace(decision, always_pattern=command, reason=reason, is_confined=is_confined)
+
+    def _decide_outside(self, command: str, parts: Sequence[Part], default: Default) -> Decision:
+        """Decide on a command outside the sandbox: only a rule for `unconfined` or the user allows
+        it, not -y, and nobody does if nothing may be changed.
+        """
+        if self.changes_nothing:
+            return Decision("deny")
+        if self._has_allowed("unconfined", command):
+            return ALLOW
+        decisions = [self._decide_on_part("unconfined", part, default) for part in parts]
+        reason = "it would run outside the sandbox"
+        decision = strictest(decisions)
+        return replace(decision, always_pattern=command, reason=reason, even_with_yolo=True)
+
+    def _has_allowed(self, permission: str, command: str) -> bool:
+        """Tell whether the user has allowed exactly this line in this session."""
+        whole_commands = [rule for rule in self.memory if rule.is_exact]
+        return last_match(permission, [command], whole_commands) is not None
 
     def _parts_of(self, permission: str, command: str, cwd: Path) -> list[Part]:
         """The commands of a line; a line that is not plain, or that nobody reads, is one part."""
@@ -283,7 +288,8 @@ class Policy:
 
 
 def _always_pattern(permission: str, text: str, is_protected: bool) -> str:
-    """What "always" means: all edits, if none is protected; the folder outside; else exactly this."""
+    """What "always" means: all edits, if none is protected; the folder outside; else exactly
+    this."""
     if permission == "edit":
         return "" if is_protected else "*"
     if permission == "external_directory":

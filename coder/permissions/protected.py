@@ -32,15 +32,17 @@ def protection(permission: str, path: str, private: Iterable[Path], cwd: Path) -
         return Decision("ask", reason="it may hold secrets")
     if permission != "edit":
         return ALLOW
+    plain = _plain(path)
     is_private = any((cwd / path).is_relative_to(folder) for folder in private)
-    # As a file system may see them that ignores case and characters without width
-    visible = [char for char in path.casefold() if unicodedata.category(char) != "Cf"]
-    plain = PurePath("".join(visible))
+    even_with_yolo = is_private or not EVEN_WITH_YOLO.isdisjoint(plain.parts)
     is_protected = not FOLDERS.isdisjoint(plain.parts) or FILES.fullmatch(plain.name)
-    if not is_private and not is_protected:
+    if not even_with_yolo and not is_protected:
         return ALLOW
-    return Decision(
-        "ask",
-        reason="programs or later sessions follow what is in it",
-        even_with_yolo=is_private or not EVEN_WITH_YOLO.isdisjoint(plain.parts),
-    )
+    reason = "programs or later sessions follow what is in it"
+    return Decision("ask", reason=reason, even_with_yolo=even_with_yolo)
+
+
+def _plain(path: str) -> PurePath:
+    """A path as a file system may see it that ignores case and characters without width."""
+    visible = [char for char in path.casefold() if unicodedata.category(char) != "Cf"]
+    return PurePath("".join(visible))

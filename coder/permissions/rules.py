@@ -1,13 +1,13 @@
-"""Rules of the permissions: allow, ask or deny, by a kind and a pattern. The last that matches counts.
+"""Rules of the permissions: allow, ask or deny, by a kind and a pattern. The last that matches
+counts.
 
     {"edit": "allow", "bash": {"*": "ask", "git diff *": "allow"}, "read": {"secrets/*": "deny"}}
 
-A kind is what a tool declares as its permission (`read`, `edit`, `bash`, `mcp`, `task`), the name of
-a tool that declares none, or one of `external_directory`, `doom_loop` and `unconfined`. A path is tried
-relative to the workspace and absolute.
-In a pattern `*` is any run of characters, slashes too, and `?` is one; the pattern must match the
-whole text. A pattern that ends in a blank and a star holds without arguments as well: `git diff *`
-is also `git diff`. `~/` is the home.
+A kind is what a tool declares as its permission (`read`, `edit`, `bash`, `mcp`, `task`), the name
+of a tool that declares none, or one of `external_directory`, `doom_loop` and `unconfined`. A path
+is tried relative to the workspace and absolute. In a pattern `*` is any run of characters, slashes
+too, and `?` is one; the pattern must match the whole text. A pattern that ends in a blank and a
+star holds without arguments as well: `git diff *` is also `git diff`. `~/` is the home.
 """
 
 from __future__ import annotations
@@ -195,19 +195,20 @@ REDIRECTION = re.compile(
 )
 QUOTE = re.compile(r"\$?['\"]")
 SPLIT = re.compile(r"[;&|\n()`]|\{(?!\})|(?<!\{)\}")
-# A program's name may begin after a blank, a slash, `=` (--command=touch), `!` (of git's aliases and
-# vim) or letters (-ctouch).
+# A program's name may begin after a blank, a slash, `=` (--command=touch), `!` (of git's aliases
+# and vim) or letters (-ctouch).
 START = re.compile(r"(?<![^\s/=!])(?:-\w+|[^\s/=!])")
 
 
 def denies_line(command: str, layers: Sequence[Sequence[Rule]]) -> bool:
-    """Tell whether one of the layers denies anything that a command line may run, however long it is.
+    """Tell whether one of the layers denies anything that a command line may run, however long it
+    is.
 
-    No knowledge of the programs that run others (sudo, xargs, sh -c) is needed, since a deny is tried
-    at every word of guesses at what may run, rather too much than too little: the text split at each
-    operator, without quotes, and with quotes as operators. A pattern that begins with a star fits
-    every end of a text it fits, so it is tried on whole commands only; else `{"*": "deny",
-    "ls *": "allow"}` would deny the arguments of ls. All of this takes linear time.
+    No knowledge of the programs that run others (sudo, xargs, sh -c) is needed, since a deny is
+    tried at every word of guesses at what may run, rather too much than too little: the text split
+    at each operator, without quotes, and with quotes as operators. A pattern that begins with a
+    star fits every end of a text it fits, so it is tried on whole commands only; else `{"*":
+    "deny", "ls *": "allow"}` would deny the arguments of ls. All of this takes linear time.
     """
     patterns: list[str] = []
     for rules in layers:
@@ -255,7 +256,8 @@ def _denied_ends(text: str, patterns: list[str]) -> Iterator[str]:
 
 
 def _parts_of(text: str) -> list[str]:
-    """Split a text at the operators of bash: as it is, without quotes, and with quotes as operators."""
+    """Split a text at the operators of bash: as it is, without quotes, and with quotes as
+    operators."""
     at_quotes = _split(QUOTE.sub("\n", text).replace("\\", ""))
     return _split(text) + _without_quotes(text) + at_quotes
 

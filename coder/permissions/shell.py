@@ -18,6 +18,7 @@ Argv = list[str]
 
 PLAIN = r"A-Za-z0-9_./,:=@%+^\-"  # of a word without quotes; also a tilde in the middle (HEAD~2)
 SEPARATOR = r"&&|\|\||[;|\n]"
+JOINING = {"&&", "||", "|"}  # a command has to follow
 # redirections that make no file
 NULL = r"(?:2>&1|[2&]?>[ ]?/dev/null|</dev/null)(?=[ \t;|\n]|&&|\Z)"
 # Not possessive: before Python 3.11.5 that fails (gh-106052)
@@ -46,25 +47,27 @@ def parse(command: str) -> list[Argv] | None:
     visible = command.replace("\n", "").replace("\t", "")
     if not visible.isprintable() or not LINE.fullmatch(command):
         return None
+    commands = _split(command)
+    if commands and all(_is_plain_call(argv) for argv in commands):
+        return commands
+    return None
+
+
+def _split(line: str) -> list[Argv]:
+    """Split a line that consists of tokens into its commands; [] if bash takes it for an error."""
     commands: list[Argv] = []
     argv: Argv = []
     needs_command = False  # after `&&`, `||` or `|`
-    for separator, word in TOKEN.findall(command):
+    for separator, word in TOKEN.findall(f"{line}\n"):
         if word:
             argv.append(_without_quotes(word))
         elif argv and separator:
             commands.append(argv)
             argv = []
-            needs_command = separator not in (";", "\n")
+            needs_command = separator in JOINING
         elif not argv and separator != "\n":
-            return None
-    if argv:
-        commands.append(argv)
-    elif needs_command:
-        return None
-    if commands and all(_is_plain_call(argv) for argv in commands):
-        return commands
-    return None
+            return []
+    return [] if needs_command else commands
 
 
 def _without_quotes(word: str) -> str:
