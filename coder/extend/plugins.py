@@ -35,8 +35,7 @@ GROUP = "coder.plugins"
 
 @dataclass
 class Command:
-    """`/name ARGUMENT` at the prompt: the function gets the argument and returns the text to show,
-    or None."""
+    """`/name ARGUMENT` at the prompt: `function` returns the text to show for it, or None."""
 
     name: str
     function: Callable[[str], str | None]

@@ -215,8 +215,7 @@ def install_filter(program: list[Instruction]) -> bool:
 
 
 def _own_priority(users: int) -> list[Instruction]:
-    """setpriority(which, who, ...): who 0 is the caller, or its group, but from `users` on all of
-    its user."""
+    """setpriority(which, who, ...): who 0 is the caller or its group; from `users` on, its user."""
     return [
         (LOAD, 0, 0, FIRST),
         (AT_LEAST, 2, 0, users),

@@ -58,8 +58,7 @@ UNIX = 1  # the family of a socket
 
 
 def make_reader(scratch: Path) -> ThreadPoolExecutor | None:
-    """Make a thread whose children can change nothing but this folder; None if the kernel cannot do
-    that."""
+    """Make a thread whose children can change this folder alone; None if the kernel cannot."""
     thread = ThreadPoolExecutor(1)
     writable = [scratch, Path("/dev/null"), Path("/dev/zero"), Path("/dev/full")]
     try:

@@ -288,8 +288,7 @@ class Policy:
 
 
 def _always_pattern(permission: str, text: str, is_protected: bool) -> str:
-    """What "always" means: all edits, if none is protected; the folder outside; else exactly
-    this."""
+    """What "always" means: all edits if none is protected, the folder outside, or just this."""
     if permission == "edit":
         return "" if is_protected else "*"
     if permission == "external_directory":

@@ -2,8 +2,8 @@
 
 An option counts only if it is listed, since programs take shortened and joined ones; every other
 word is taken for a path. A repository can make git start programs (settings, hooks, submodules) and
-read elsewhere (links), so git is free only if all that could do so is known to be harmless. A command
-that shows whole folders is not free if a file may hold secrets.
+read elsewhere (links), so git is free only if all that could do so is known to be harmless. A
+command that shows whole folders is not free if a file may hold secrets.
 """
 
 from __future__ import annotations
@@ -57,11 +57,8 @@ SIGNATURE = re.compile("--(?:format|pretty|sort)=.*(?:%[-+ ]?G|signature)")  # g
 LISTING = r"-l|--(?:list|contains|no-contains|merged|no-merged|points-at)(?:=.*)?"
 REFS = rf"{LISTING}|--(?:all|remotes|show-current|verbose|no-color|(?:color|format|sort)=.*)"
 SHOWING = {"git blame", "git diff", "git log", "git show", "rg"}  # also files that they do not name
-CHANGING = {
-    "git branch",
-    "git remote",
-    "git tag",
-}  # unless without words, or with an option to list
+# These change something unless they have no words, or an option to list
+CHANGING = {"git branch", "git remote", "git tag"}
 PIPED = {"cat", "head", "tail", "wc"}  # these read a pipe if no file is named
 # The options of each command that is free
 OPTIONS = {
@@ -97,8 +94,8 @@ def read_only(
 ) -> list[bool]:
     """Tell which commands of a plain line only read, inside the workspace.
 
-    The line may begin with a `cd` into a folder of it; that may fail, so what follows has to be free
-    in both folders. After a command that does more, a path may lead elsewhere (`ln -s / x`).
+    The line may begin with a `cd` into a folder of it; that may fail, so what follows has to be
+    free in both folders. After a command that does more, a path may lead elsewhere (`ln -s / x`).
     `is_closed`: is a file not shown unasked? `is_limited`: a rule says so for some.
     """
     top = real(workspace)
@@ -164,7 +161,7 @@ class _Line:
         return find_program(program, self.top) != find_program(program, os.devnull)
 
     def _may_be_read(self, name: str, paths: list[str]) -> bool:
-        """Are all these paths open files and folders of the workspace, wherever the command runs?"""
+        """Are all these paths open files and folders of the workspace, in each possible folder?"""
         if not self.folders:  # then only a pipe
             return name in PIPED and not paths
         for folder in self.folders:
@@ -175,41 +172,51 @@ class _Line:
         return True
 
     def _may_show_secrets(self, words: list[str], paths: list[str]) -> bool:
-        """Tell whether rg may search a file that holds secrets, as rg itself lists what it searches.
+        """Tell whether rg may search a file that holds secrets, as rg itself lists what it
+        searches.
 
-        It starts where the command would and gets the same paths: which of the files above count, and
-        for what, depends on both. Hidden files are listed, too, since an .ignore file can bring them
-        back. If there is no list until `deadline`, it may.
+        Hidden files are listed, too, since an .ignore file can bring them back. If there is no list
+        until `deadline`, it may.
         """
         includes_ignored = any(GLOB.match(word) for word in words)
         most = "-uu" if includes_ignored else "--hidden"
-        list_files = [find_program("rg", self.top), most, "--files", "--null", "--", "."]
         for folder in set(self.folders):
-            # A word that is no path may be the pattern, and the folder is searched
-            existing = [path for path in paths if os.path.exists(folder / path)]
-            try:
-                done = subprocess.run(
-                    [*list_files, *existing],
-                    cwd=folder,
-                    env=environment(),
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=max(0.01, self.deadline - time.monotonic()),
-                )
-            except (OSError, subprocess.TimeoutExpired):
-                return True
-            files = os.fsdecode(done.stdout).split("\0")[:-1]
-            if done.returncode not in (0, 1) or len(files) > MAX_ENTRIES:  # not the whole list
-                return True
-            # The names that it shows do not begin with the folder
-            if any(holds_secrets(folder / name) for name in files):
+            files = self._list_files(folder, most, paths)
+            if files is None or any(holds_secrets(file) for file in files):
                 return True
         return False
+
+    def _list_files(self, folder: Path, most: str, paths: list[str]) -> list[Path] | None:
+        """The files that rg searches; None if the list is not whole.
+
+        It starts where the command would and gets the same paths: which ignore files above count,
+        and for what, depends on both. `most`: the option that says which files it lists.
+        """
+        # A word that is no path may be the pattern, and the folder is searched
+        existing = [path for path in paths if os.path.exists(folder / path)]
+        program = find_program("rg", self.top)
+        try:
+            done = subprocess.run(
+                [program, most, "--files", "--null", "--", ".", *existing],
+                cwd=folder,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=max(0.01, self.deadline - time.monotonic()),
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        names = os.fsdecode(done.stdout).split("\0")[:-1]
+        if done.returncode not in (0, 1) or len(names) > MAX_ENTRIES:
+            return None
+        # The names that it shows do not begin with the folder
+        return [folder / name for name in names]
 
 
 def _name_and_words(argv: Argv) -> tuple[str, list[str]]:
     """The name of a command in OPTIONS, such as `git log`, and the words after it."""
-    name, words = argv[0], argv[1:]
+    name = argv[0]
+    words = argv[1:]
     if name == "git":
         if words[:1] == ["--no-pager"]:
             words = words[1:]
@@ -310,7 +317,7 @@ def _is_repository(folder: Path, shared: Path) -> bool:
 
 
 def _leads_elsewhere(top: Path, shared: Path) -> bool:
-    """Tell whether settings, hooks or borrowed objects may start a program or read another place."""
+    """Tell whether settings, hooks or borrowed objects may start a program or read elsewhere."""
     config = read_small_file(shared / "config", MAX_SETTINGS) or b""
     if len(config) == MAX_SETTINGS or not SETTINGS.fullmatch(config):  # a cut one may go on
         return True

@@ -256,8 +256,7 @@ def _denied_ends(text: str, patterns: list[str]) -> Iterator[str]:
 
 
 def _parts_of(text: str) -> list[str]:
-    """Split a text at the operators of bash: as it is, without quotes, and with quotes as
-    operators."""
+    """Split a text at bash's operators: as it is, without quotes, and at quotes as well."""
     at_quotes = _split(QUOTE.sub("\n", text).replace("\\", ""))
     return _split(text) + _without_quotes(text) + at_quotes
 

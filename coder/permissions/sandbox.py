@@ -89,7 +89,7 @@ class Sandbox(Hooks):
         folder = Path(tempfile.mkdtemp(prefix="session-", dir=private_folder()))
         self.temporary = folder / "tmp"
         self.temporary.mkdir(mode=0o700)
-        # All that plan mode can write to: here-documents, mktemp and sort need some place
+        # All that plan mode can write to: here-documents, mktemp and sort need it
         self.scratch = folder / "plan"
         self.notices: list[str] = []
         self._unreported_notices: list[str] = []
@@ -127,8 +127,7 @@ class Sandbox(Hooks):
         return True
 
     def _start_confined(self, writable: Iterable[Path]) -> bool:
-        """Start the confined thread in a domain of Landlock whose members can signal each other
-        alone."""
+        """Start the confined thread in a domain whose members can signal each other alone."""
         with contextlib.suppress(OSError):  # before Linux 6.12
             limit_signals()
             self._is_limited = True

@@ -231,7 +231,7 @@ def _begin_connecting(info: tuple[Any, ...]) -> socket.socket:
 
 
 class HttpExchange:
-    """One request and its answer. `cut` ends both at any moment, from any thread or signal handler."""
+    """One request and its answer. `cut` ends both, from any thread or signal handler."""
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class HttpExchange:
         return False
 
     def _try_on(self, sock: socket.socket, message: bytes) -> bool:
-        """Send a request and read the head of its answer; False if the server ended the connection."""
+        """Send a request and read the head of its answer; False if the server hung up."""
         self._socket = sock
         incoming = Incoming(sock, self._seconds_left)
         self._incoming = incoming

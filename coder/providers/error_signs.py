@@ -10,7 +10,7 @@ from coder.types import ErrorKind
 
 
 class Words(NamedTuple):
-    """A pattern for what servers say, in lower case; with the words of `unless` it does not count."""
+    """A pattern for what servers say, in lower case. With words of `unless` it does not count."""
 
     pattern: str
     unless: str = r"(?!)"  # matches nothing

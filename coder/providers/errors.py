@@ -171,13 +171,13 @@ def _read_sentence(said: Any, depth: int = 5) -> str:
     if not isinstance(said, dict):
         return str(said)
     steps = said.get("loc")
-    place = ""
+    where = ""
     if isinstance(steps, list):
-        place = ".".join(str(step) for step in steps)
+        where = ".".join(str(step) for step in steps)
     for name in SAID:
         if said.get(name):
-            return join(": ", place, _read_sentence(said[name], depth - 1))
-    return place
+            return join(": ", where, _read_sentence(said[name], depth - 1))
+    return where
 
 
 def join(separator: str, *texts: str) -> str:

@@ -123,7 +123,7 @@ def body_of(incoming: Incoming, headers: Mapping[str, str]) -> Iterator[bytes]:
 
 
 def _inflate(body: Iterator[bytes], encoding: str) -> Iterator[bytes]:
-    """Some servers send deflate without the header of zlib, whose first byte ends in 8 (RFC 1950)."""
+    """Some servers send deflate without zlib's header, whose first byte ends in 8 (RFC 1950)."""
     start = next(body, b"")
     if not start:
         return

@@ -91,7 +91,7 @@ class Proxy(NamedTuple):
 
 
 def proxy_of(url: str) -> Proxy | None:
-    """The environment's proxy for a server, None if there is none or NO_PROXY excepts the server."""
+    """The environment's proxy for a server; None if there is none or by NO_PROXY."""
     parts = urlsplit(url)
     variable = next((name for name in PROXIES if os.environ.get(name)), "")
     if parts.scheme != "https" or not variable:

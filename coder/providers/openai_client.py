@@ -196,7 +196,7 @@ class ClientAnswer:
             piece = self._take()
 
     def _take(self) -> Any:
-        """What the thread receives next. Raises Aborted, or ModelError, also after the time limit."""
+        """What the thread receives next. Raises Aborted, ModelError, also for the time limit."""
         while True:
             self._abort.check()
             left = self._deadline - time.monotonic()

@@ -188,7 +188,7 @@ def thinking(
     level: Reasoning,
     budgets: Mapping[str, int],
 ) -> JsonObject:
-    """The members that ask for this much reasoning; none if it is off or the model cannot be asked."""
+    """The members that ask for this much reasoning; {} if it is off or cannot be asked for."""
     if level == "off":
         return {}
     if level not in BUDGETS:

@@ -106,7 +106,7 @@ class ThinkTag:
         return thought, text
 
     def _take_open_tag(self, text: str) -> str:
-        """What comes after the tag, or the text if there is none; holds what may be its beginning."""
+        """What comes after the tag, or the text without one; holds what may be its beginning."""
         begun = text.lstrip()
         if self.OPEN.startswith(begun):
             self._held = text
