@@ -79,8 +79,7 @@ class Guard(Hooks):
                 setattr(self, method, partial(self._call_guarded, method))
 
     def in_child(self) -> Hooks:
-        """The hook for a sub-agent: for its requests and calls, not for its run, which is the
-        parent's."""
+        """The hook for a sub-agent: for its requests and calls, but its run is the parent's."""
         methods = [method for method in IN_CHILD if implements(self.hook, method)]
         return FunctionHooks(**{method: getattr(self, method) for method in methods})
 
@@ -113,8 +112,10 @@ class Guard(Hooks):
         return (yield from resolve(getattr(self.hook, method)(*args)))
 
     def _call_limited(self, method: str, args: tuple[Any, ...]) -> Events[Any]:
-        """The hook's events and its answer; each event is fetched in a thread, within what is left
-        of the time."""
+        """The hook's events and its answer.
+
+        A thread fetches each event within what is left of the time.
+        """
         work = self._work(method, args)
         left = self.seconds or 0.0
         while True:
@@ -244,8 +245,7 @@ class Command:
         return _read_answer(stdout)
 
     def _run_command(self, text: str) -> tuple[bytes, str, str]:
-        """Run it with `text` as its input: its output, its standard error, and how it failed or
-        ""."""
+        """Run it on `text`: its output, its standard error, and how it failed, or ""."""
         stdout = b""
         with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
             stdin.write(text.encode())

@@ -13,8 +13,7 @@ NAME = "coder-agent"
 
 
 def command_for(extra: str) -> str:
-    """The shell command that installs this package with an extra as it was installed: by what, and
-    from where."""
+    """The shell command that installs this package with an extra, as it was installed."""
     try:
         package: Distribution | None = distribution(NAME)
     except PackageNotFoundError:  # its folder is on the path
@@ -23,8 +22,7 @@ def command_for(extra: str) -> str:
 
 
 def _installer(package: Distribution | None) -> str:
-    """uv and pipx leave a file in an environment of theirs; else `INSTALLER` names the program (PEP
-    376)."""
+    """uv and pipx leave a file in their environments; else see `INSTALLER` (PEP 376)."""
     if Path(sys.prefix, "uv-receipt.toml").exists():
         return "uv tool install"
     if Path(sys.prefix, "pipx_metadata.json").exists():

@@ -48,8 +48,10 @@ to_json = partial(json.dumps, ensure_ascii=False)
 
 
 def expand(entry: Any, cwd: Path) -> Any:
-    """Replace `${NAME}` and `${NAME:-default}` in all texts. Raises ValueError for a variable that
-    is not set."""
+    """Replace `${NAME}` and `${NAME:-default}` in all texts.
+
+    Raises ValueError for a variable that is not set.
+    """
     values = os.environ | {"PWD": str(cwd)}
 
     def value_of(variable: re.Match[str]) -> str:
@@ -120,8 +122,7 @@ class Server:
             self.client = None
 
     async def _client(self, stack: AsyncExitStack) -> Any:
-        """The client of a program or an address. Raises ValueError for an entry that has
-        neither."""
+        """The client of a program or an address. Raises ValueError if the entry has neither."""
         import httpx2
         from mcp import Client, StdioServerParameters
         from mcp.client.streamable_http import streamable_http_client
@@ -179,8 +180,7 @@ class Server:
 
 
 def result_of(result: Any) -> ToolResult:
-    """A CallToolResult as a ToolResult: texts and images; structured content if there is no
-    text."""
+    """A CallToolResult as a ToolResult: texts and images, else its structured content."""
     blocks = [block.model_dump(by_alias=True, mode="json") for block in result.content]
     parts = [_part(block) for block in blocks]
     texts = [part["text"] for part in parts if "text" in part]

@@ -28,8 +28,7 @@ LAST_ID = re.compile(rb'"id"\s*:\s*(\d+)\s*(?:,\s*%s)?\}\s*$' % _RPC)
 
 
 class Checked:
-    """The messages of a stream, as the package reads them. `left_out` gets the names of incomplete
-    tools."""
+    """The messages of a stream. `left_out` gets the names of incomplete tools."""
 
     def __init__(self, messages: Any, left_out: list[str]) -> None:
         self._messages = messages
@@ -116,8 +115,7 @@ async def program(parameters: Any, stderr: Any) -> AsyncIterator[Any]:
 
 
 async def _messages(output: asyncio.StreamReader) -> AsyncIterator[Any]:
-    """The messages of a program. One that is too long becomes an error for the request that it
-    answers."""
+    """The messages of a program. One that is too long becomes an error for its request."""
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
 
@@ -167,8 +165,7 @@ class _Input:
         """Nothing: `program` closes it."""
 
     async def send(self, item: Any) -> None:
-        """Write a message. A program that takes none is ended: the end of its output ends all
-        calls."""
+        """Write a message. A program that takes none is ended, and with its output all calls."""
         text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
         assert self._process.stdin
         try:
@@ -193,8 +190,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 async def _has_ended(process: asyncio.subprocess.Process) -> bool:
-    """Wait END seconds for it. By `returncode`: `wait` waits for the children of the program as
-    well."""
+    """Wait END seconds for it. Not by `wait`, which waits for the program's children as well."""
     deadline = asyncio.get_running_loop().time() + END
     while process.returncode is None and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(TICK)

@@ -65,8 +65,7 @@ class PromptFile:
         return self.path.name == SKILL
 
     def filled(self, words: str) -> str:
-        """The text with the user's words for $ARGUMENTS and $1 to $9; if it has neither, they are
-        added at the end."""
+        """The text with the user's words for $ARGUMENTS and $1 to $9, else with them at its end."""
         try:
             arguments = shlex.split(words)
         except ValueError:  # a quote without its end
@@ -133,8 +132,7 @@ class PromptFiles:
         files.setdefault(added.name, added)
 
     def _answer_to(self, file: PromptFile) -> str:
-        """What the user has answered to this content of the file; "changed", if it was to
-        another."""
+        """What the user has answered to this content; "changed" if the file had another."""
         word, _, digest = self._answers.get(str(file.path), "").partition(" ")
         if not digest:
             return ""
@@ -153,8 +151,7 @@ class PromptFiles:
         return {}
 
     def answer(self, files: Sequence[PromptFile], answer: str) -> None:
-        """Take the user's answer. A yes and a no are kept; what cannot be written is for this
-        session."""
+        """Take the user's answer. A yes and a no are kept, for this session if not on disk."""
         for file in files:
             file.answer = answer
         if answer == "later":
@@ -189,8 +186,7 @@ def _paths_in(folder: Path, with_commands: bool) -> list[Path]:
 
 
 def read_prompt_file(path: Path, project: Path | None = None) -> PromptFile:
-    """The command or skill of a file; the user's, or one of `project`. Raises OSError and
-    ValueError."""
+    """The command or skill of a file of the user's, or of `project`. Raises OSError, ValueError."""
     is_skill = path.name == SKILL
     name = (path.parent.name if is_skill else path.stem).lower()
     if not NAME.fullmatch(name):
@@ -240,8 +236,7 @@ def _digest_of(data: bytes, path: Path) -> str:
 
 
 def _contents(folder: Path) -> Iterator[bytes]:
-    """Names and content of all files in a folder. Raises ValueError if that is not all that a
-    reader would find."""
+    """Names and content of all files in a folder. Raises ValueError if a reader would find more."""
     room = MAX_FOLDER
     for parent, folders, files in os.walk(folder):
         folders.sort()

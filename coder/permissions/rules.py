@@ -37,7 +37,7 @@ BUILT_IN = {tool.name: tool for tool in (*TOOLS, *PATCHING)}
 # All kinds that are not of a tool of the user's own
 KINDS = {"mcp", "task", "external_directory", "doom_loop", "unconfined"}
 KINDS |= {tool.kind for tool in BUILT_IN.values()}
-ANYTHING = "\ue000" * 100  # stands for the star of one pattern if another is tried on it
+ANYTHING = "\ue000" * 100  # instead of a star in a pattern that another is tried on
 
 
 class RulesError(CoderError):
@@ -321,7 +321,7 @@ def _parse(text: str, source: str) -> list[Rule]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         entries = dict(pairs)
         if len(entries) < len(pairs):
-            raise RulesError(f"a name stands there twice: {', '.join(name for name, _ in pairs)}")
+            raise RulesError(f"a name is there twice: {', '.join(name for name, _ in pairs)}")
         return entries
 
     try:

@@ -2,7 +2,7 @@
 
 `TerminalSanitizer` strips what drives a terminal, reorders the text or cannot be seen from text
 that streams; `strip_controls` does it for a whole string. `escape_invisible` drops nothing: what
-the user could not see stands as a code point.
+the user could not see becomes a code point.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BLANK = (
     "\U00013441\U00013442\U00016fe4\U0001d159\U000e0100-\U000e01ef]"
 )
 _CSI = r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}"
-# OSC, DCS, APC, PM and SOS: titles, links, images. A longer one is none, and shown as text.
+# OSC, DCS, APC, PM and SOS: titles, links, images. A longer one is shown as text.
 _STRING = "(?:\x1b[\\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\n]{0,1000}"
 _LETTER = "\x1b[ -/]{0,8}"
 _SEQUENCE = (

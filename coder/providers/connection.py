@@ -2,7 +2,7 @@
 answer.
 
 An abort cannot end the opening of a connection (name lookup, handshakes): a worker thread does it,
-and is left behind. The thread that asked sends and reads; an abort shuts the socket, which ends a
+and is left alone. The thread that asked sends and reads; an abort shuts the socket, which ends a
 read or a write that blocks.
 """
 

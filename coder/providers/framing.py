@@ -72,8 +72,10 @@ class Incoming:
 
 
 def read_head(incoming: Incoming) -> tuple[int, dict[str, str]]:
-    """(status, headers with their names in lower case) of an answer. Raises OSError, or ValueError
-    for what is none."""
+    """(status, headers with their names in lower case) of an answer.
+
+    Raises OSError, and ValueError if it is no answer of HTTP.
+    """
     status_line = STATUS_LINE.match(incoming.read_line())
     if not status_line:
         raise ValueError("no status line")
@@ -104,8 +106,8 @@ def is_framed(headers: Mapping[str, str]) -> bool:
 def body_of(incoming: Incoming, headers: Mapping[str, str]) -> Iterator[bytes]:
     """The body of an answer, piece by piece as it comes.
 
-    Raises OSError if it is cut, ValueError or zlib.error for what is none, ModelError for a
-    compression that is not known.
+    Raises OSError if it is cut, ValueError or zlib.error if it is malformed, and ModelError if its
+    compression is not known.
     """
     if "chunked" in headers.get("transfer-encoding", "").lower():
         body = _unchunk(incoming)
