@@ -169,9 +169,11 @@ def command_hooks(path: Path) -> list[Guard]:
     try:
         check_ownership(path)
         guards = []
-        for method, entries in json.loads(path.read_text("utf-8")).items():
+        entries_by_method = json.loads(path.read_text("utf-8"))
+        for method, entries in entries_by_method.items():
             for entry in entries:
-                guards.append(Command(path.parent, **entry).guarded(method))
+                command = Command(path.parent, **entry)
+                guards.append(command.guarded(method))
         return guards
     except (OSError, ValueError, TypeError, AttributeError, re.error) as error:
         raise CoderError(f"{path}: {error}") from None

@@ -39,6 +39,7 @@ from coder.types import T, ToolError, ToolResult
 START = 60  # seconds for a server to start; `npx` may download it
 CALL = 300  # seconds for a call
 MAX_NAME = 64  # characters of a tool's name, by the API
+UNKNOWN_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 MAX_STDERR = 1_000_000  # bytes that are kept of a program's standard error
 MANY = 40_000  # characters of all tools, which each request sends; above it, a notice says so
 NO_WAIT = -1.0  # a time that is over
@@ -138,18 +139,27 @@ class Server:
             return Client(checked(transport, self.left_out))
         if "url" not in entry or entry.get("type") == "sse":
             raise ValueError("a server needs a command, or a url of streamable HTTP")
-        hooks = {"response": [bounded]}
-        http = httpx2.AsyncClient(headers=entry.get("headers"), timeout=CALL, event_hooks=hooks)
+        http = httpx2.AsyncClient(
+            headers=entry.get("headers"),
+            timeout=CALL,
+            event_hooks={"response": [bounded]},
+        )
         await stack.enter_async_context(http)
-        site = streamable_http_client(entry["url"], http_client=http, max_sse_event_size=MAX_RESULT)
+        site = streamable_http_client(
+            entry["url"],
+            http_client=http,
+            max_sse_event_size=MAX_RESULT,
+        )
         return Client(checked(site, self.left_out))
 
     def _reason(self, error: BaseException) -> str:
         """Why it failed, in one line: the error, and what the program wrote last on stderr."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 2000))
-        last = self._stderr.read(2000).decode("utf-8", "replace").strip().rpartition("\n")[2]
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - 2000))
+        written = self._stderr.read(2000).decode("utf-8", "replace")
+        last = written.strip().rpartition("\n")[2]
         if isinstance(error, TimeoutError):
             text = f"not ready after {START} s"
         else:
@@ -172,7 +182,8 @@ class Server:
         except MCPError as error:
             if TOO_LONG in error.message:
                 raise ToolError(TOO_LONG) from None
-            if error.code != CONNECTION_CLOSED and error.message != "Session terminated":
+            has_ended = error.code == CONNECTION_CLOSED or error.message == "Session terminated"
+            if not has_ended:
                 raise ToolError(error.message) from None
             await self.close()
             why = f"the MCP server {self.name} ended: {self._reason(error)}"
@@ -220,8 +231,10 @@ class Servers:
         cwd = cwd or Path.cwd()
         try:
             check_ownership(path)
-            entries = json.loads(path.read_text("utf-8"))["mcpServers"].items()
-            self.servers = [Server(name, entry, path.parent, cwd) for name, entry in entries]
+            entries = json.loads(path.read_text("utf-8"))["mcpServers"]
+            self.servers = [
+                Server(name, entry, folder=path.parent, cwd=cwd) for name, entry in entries.items()
+            ]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self._problems = [f"{path} is ignored: {type(error).__name__}: {error}"]
         self._starting = {server: self._submit(server.connect()) for server in self.servers}
@@ -268,13 +281,15 @@ class Servers:
         tools: dict[str, Tool] = {}
         for server in self.servers:
             for offered in server.tools:
-                name = re.sub(r"[^a-zA-Z0-9_-]", "_", f"{server.name}__{offered.name}")[:MAX_NAME]
+                name = f"{server.name}__{offered.name}"
+                name = UNKNOWN_IN_NAMES.sub("_", name)[:MAX_NAME]
                 if name in tools:  # another name that is the same in these characters
                     name = f"{name[: MAX_NAME - 5]}_{len(tools):04}"
                 schema = offered.input_schema
+                description = offered.description or ""
                 tools[name] = Tool(
                     name=name,
-                    description=(offered.description or "")[:2_000],  # each request holds it
+                    description=description[:2_000],  # each request holds it
                     parameters={key: schema[key] for key in schema if key not in REJECTED},
                     function=partial(self._call, server, offered.name),
                     title=to_json,

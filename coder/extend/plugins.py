@@ -31,6 +31,8 @@ from coder.toolset import Tool
 from coder.types import Report, ignore
 
 GROUP = "coder.plugins"
+Function = Callable[[str], str | None]
+Subscriber = Callable[[Event], Any]
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Command:
     """`/name ARGUMENT` at the prompt: `function` returns the text to show for it, or None."""
 
     name: str
-    function: Callable[[str], str | None]
+    function: Function
     help: str = ""
 
 
@@ -54,7 +56,7 @@ class PluginApi:
     tools: list[Tool] = field(default_factory=list)
     hooks: list[Guard] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
-    subscribers: list[Callable[[Event], Any]] = field(default_factory=list)
+    subscribers: list[Subscriber] = field(default_factory=list)
 
     def add_tool(self, tool: Tool | Callable[..., Any]) -> None:
         """Offer a tool (or a function, see coder.toolset) to the model.
@@ -73,7 +75,7 @@ class PluginApi:
         name = f"{self.name}: {type(hook).__name__}"
         self.hooks.append(Guard(hook, name=name, seconds=seconds, closed=closed))
 
-    def add_command(self, name: str, function: Callable[[str], str | None], help: str = "") -> None:  # noqa: A002 (what it is)
+    def add_command(self, name: str, function: Function, help: str = "") -> None:  # noqa: A002
         """Add `/name` to the prompt; lower-case letters only.
 
         Raises ValueError for another name, or one that is taken.
@@ -83,7 +85,7 @@ class PluginApi:
         self._take(f"/{name}")
         self.commands.append(Command(name, function, help))
 
-    def subscribe(self, subscriber: Callable[[Event], Any]) -> None:
+    def subscribe(self, subscriber: Subscriber) -> None:
         """Call this with every event of every run."""
         self.subscribers.append(subscriber)
 
@@ -91,6 +93,9 @@ class PluginApi:
         if name in self.taken:
             raise ValueError(f"the name {name} is taken")
         self.taken.add(name)
+
+
+Setup = Callable[[PluginApi], Any]
 
 
 class Plugins(PluginApi):
@@ -128,7 +133,7 @@ class Plugins(PluginApi):
                 self.report(f"A subscriber of {plugin} failed and is removed: {why}")
 
 
-def _run_file(path: Path) -> Callable[[PluginApi], Any]:
+def _run_file(path: Path) -> Setup:
     """Run the file as a module of its own; its `setup`."""
     check_ownership(path)
     name = f"coder_plugin_{path.stem}"
@@ -140,7 +145,7 @@ def _run_file(path: Path) -> Callable[[PluginApi], Any]:
     return module.setup  # type: ignore[no-any-return]
 
 
-def _find_plugins(folder: Path) -> Iterator[tuple[str, Callable[[], Callable[[PluginApi], Any]]]]:
+def _find_plugins(folder: Path) -> Iterator[tuple[str, Callable[[], Setup]]]:
     """(name, what returns its `setup`) of the folder's files and of the entry points of GROUP."""
     for path in sorted(folder.glob("*.py")):
         yield path.name, partial(_run_file, path)
