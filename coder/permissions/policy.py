@@ -137,17 +137,8 @@ class Policy:
         return replace(strictest([own, parents]), is_confined=own.is_confined)
 
     def _decide_on_path(self, permission: str, text: str, cwd: Path, default: Default) -> Decision:
-        """Decide on an action on one path, or on a call of a tool from elsewhere.
-
-        A pattern may mean a path as it is written, absolute or relative to the workspace, and a
-        folder with a slash at its end, so that `folder/*` fits it as well.
-        """
-        path = cwd / text
-        names = [text]
-        if permission in ("read", "edit", "external_directory"):
-            names += [str(path), os.path.relpath(path, cwd)]
-        if permission == "external_directory":
-            names.append(f"{path}/".replace("//", "/"))
+        """Decide on an action on one path, or on a call of a tool from elsewhere."""
+        names = _names_of(permission, text, cwd)
         rule = last_match(permission, names, self.layers[0])
         decision = self._apply_layers(permission, names, rule, default)
 
@@ -263,7 +254,8 @@ class Policy:
             decisions.append(Decision(limit.action))
         limit = last_match(permission, names, self.agent)
         if limit and not (is_lifted and limit.action == "ask"):
-            decisions.append(Decision(limit.action, even_with_yolo=limit.action == "ask"))
+            is_question = limit.action == "ask"
+            decisions.append(Decision(limit.action, even_with_yolo=is_question))
         return strictest(decisions)
 
     def may_allow(self, permission: str) -> bool:
@@ -285,6 +277,22 @@ class Policy:
         if any(denies_all(tool.kind, rules) for rules in self.layers):
             return True
         return self.parent is not None and self.parent.is_denied(tool)
+
+
+def _names_of(permission: str, text: str, cwd: Path) -> list[str]:
+    """What a pattern may call that which is acted on.
+
+    A path as it is written, absolute, or relative to the workspace, and a folder with a slash at its
+    end, so that `folder/*` fits it as well.
+    """
+    names = [text]
+    path = cwd / text
+    if permission in ("read", "edit", "external_directory"):
+        names.append(str(path))
+        names.append(os.path.relpath(path, cwd))
+    if permission == "external_directory":
+        names.append(f"{path}/".replace("//", "/"))
+    return names
 
 
 def _always_pattern(permission: str, text: str, is_protected: bool) -> str:
