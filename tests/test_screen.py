@@ -20,7 +20,7 @@ from coder.cli.diff import diff_rows
 from coder.cli.questions import exact_diff
 from coder.cli.render import Renderer
 from coder.cli.screen import SPINNER, Screen
-from coder.cli.text_rows import BREAK, one_line, wrap
+from coder.cli.text_rows import breaks, one_line, wrap
 from coder.devtools.scripted import Body, Reply
 from coder.events import Event, ToolEnd, ToolStart
 from coder.permissions import sanitize
@@ -98,7 +98,7 @@ def test_rows_fit_and_hold_all_of_the_text(text: str, width: int) -> None:
     rows = wrap(text, width).split("\n")
     assert "".join("".join(rows).split()) == "".join(text.split())
     assert len(rows) > text.count("\n")
-    assert all(cell_len(row.rstrip()) <= width or not re.search(BREAK, row.strip()) for row in rows)
+    assert all(cell_len(row.rstrip()) <= width or not breaks().search(row.strip()) for row in rows)
     assert all(cell_len(one_line(row, width)) <= max(10, width) for row in rows)
 
 
