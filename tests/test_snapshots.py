@@ -60,7 +60,9 @@ class Desk:
 
     def again(self, session: str = "") -> None:
         """As another process."""
-        self.snapshots = Snapshots(self.folder, self.data, **self.options)
+        # A busy machine may take longer than a tool would wait
+        seconds = {"patience": 60.0, "reading": 60.0} | self.options
+        self.snapshots = Snapshots(self.folder, self.data, **seconds)
         self.snapshots.open(session, resumed=bool(session))
 
     def put(self, files: Mapping[str, str | bytes]) -> None:

@@ -77,7 +77,8 @@ class Snapshots:
     """The `runs` of a session and what they changed; `undone` are those that were taken back.
 
     The newest are the last. `data` is the program's data folder. `tell` gets lines for the user.
-    A tool waits at most `patience` seconds for a look at the files.
+    A tool waits at most `patience` seconds until it is known which files there are, and at most
+    `reading` seconds from the start of the run until all are read.
     """
 
     def __init__(
@@ -87,9 +88,11 @@ class Snapshots:
         *,
         tell: Callable[[str], object] = lambda text: None,
         patience: float = SURVEY_SECONDS,
+        reading: float = READING_SECONDS,
     ) -> None:
         self.tell = tell
         self.patience = patience
+        self.reading = reading
         self.harmless: Collection[str] = ()  # names of tools that change nothing
         self.runs: list[RunSnapshot] = []
         self.undone: list[RunSnapshot] = []
@@ -205,7 +208,7 @@ class Snapshots:
         while self._first_look and self._first_look.is_alive():
             seconds = self.patience
             if self._files.known.is_surveyed:
-                seconds = min(seconds, READING_SECONDS)
+                seconds = min(seconds, self.reading)
             is_aborted = abort is not None and abort.is_set
             if is_aborted or time.monotonic() > self._look_began + seconds:
                 return
