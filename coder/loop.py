@@ -61,7 +61,8 @@ def run_loop(
 ) -> Events[RunResult]:
     """A generator of the events of one run, which returns its RunResult.
 
-    `prompt` (text or messages) is added to the list first. `max_steps` replaces that of `limits`.
+    `prompt` (text or messages) is added to the list first. `max_steps` replaces that of
+    `limits`; a `budget`, if given, counts instead of both.
     Raises ValueError if there is nothing to answer, KeyboardInterrupt and programming errors.
     """
     if not isinstance(hooks, Hooks | None):
@@ -85,7 +86,8 @@ def run_loop(
 
 
 def run_to_end(run: Run) -> Events[RunResult]:
-    """Run all steps; settle the list and report the end on every way out."""
+    """Run all steps. The list is settled on every way out; the end is reported unless an exception
+    leaves."""
     interrupt: KeyboardInterrupt | None = None
     with run.abort.child(run.limits.max_seconds) as token:
         run.abort = token
@@ -103,7 +105,8 @@ def run_to_end(run: Run) -> Events[RunResult]:
             end = run.abort_end()
             yield from run.settle()
         finally:
-            # After an exception, or if the consumer has stopped, nobody can get these events
+            # After another exception, or if the consumer has stopped, nobody can get these events.
+            # Otherwise all is settled already
             drain(run.settle())
         yield events.Status("ended")
         yield events.RunEnd(end.stop_reason, end.text, run.usage, run.steps, end.error)
@@ -123,7 +126,7 @@ def run_steps(run: Run) -> Events[End]:
     while True:
         run.abort.check()
         if run.budget.left <= 0:
-            yield from run.add_pending()
+            yield from run.add_pending()  # kept for the next run
             return End("max_steps", run.text or "Max steps reached, task may be incomplete.")
         end = yield from run_step(run)
         if end and not end.continuable:
@@ -145,7 +148,7 @@ def run_step(run: Run) -> Events[End | None]:
     yield from run.add_pending()
     answer = yield from ask(run)
     if isinstance(answer, End):  # no attempt has brought an answer
-        yield run.end_step("error", Usage())
+        yield run.end_step("error", Usage())  # no answer, so no finish_reason
         return answer
     end = end_of(answer, run.model.context_window)
     if answer.calls:
@@ -158,7 +161,7 @@ def run_step(run: Run) -> Events[End | None]:
 
 
 def take_queued_messages(run: Run) -> Events[None]:
-    """Steering messages; without any, the follow-ups."""
+    """Queue the steering messages or, without any, the follow-ups."""
     run.pending += yield from resolve(run.hooks.get_steering_messages())
     if not run.pending:
         run.pending += yield from resolve(run.hooks.get_follow_up_messages())

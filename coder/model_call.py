@@ -23,7 +23,7 @@ def ask(run: Run) -> Events[Completion | End]:
     # After tool results an empty answer means that the model is done. Else it is asked once more
     empty_is_fine = newest(run.messages).get("role") == "tool"
     while True:
-        # Repaired each time, and shortened if it is near the limit
+        # The list is repaired each time, and shortened if it is near the limit
         yield from compact(run, "threshold")
 
         # One attempt. An error is compacted away, waited for, or the end
@@ -36,7 +36,7 @@ def ask(run: Run) -> Events[Completion | End]:
                 if (yield from compact(run, "overflow")):
                     continue
                 return End("length", CONTEXT_LIMIT, error)
-            delay = failures.delay(error)
+            delay = failures.delay(error)  # counts the attempt; None: give up
             if delay is None:
                 return End("error", failures.text(error), error)
             yield from wait(run, failures.attempts, delay, error)
@@ -57,7 +57,7 @@ def ask(run: Run) -> Events[Completion | End]:
 
 
 def fills_context(answer: Completion, context_window: int) -> bool:
-    """Was the text cut since the context is full, not at the limit of the output?"""
+    """Was the text cut because the context is full, not at the limit of the output?"""
     tokens = answer.usage.input + answer.usage.output
     was_cut = answer.finish == "length" and not answer.calls
     return was_cut and tokens >= FULL * context_window
@@ -70,7 +70,7 @@ def is_empty(answer: Completion) -> bool:
 
 
 def end_of(answer: Completion, context_window: int) -> End | None:
-    """The End that this answer means; None if its tool calls are to be run."""
+    """The End that this answer means; None if it has calls: each gets a result, then it goes on."""
     if answer.finish == "content_filter":
         return End("content_filter", answer.text or FILTERED)
     if answer.calls:
@@ -101,7 +101,7 @@ def compact(run: Run, trigger: Trigger) -> Events[bool]:
             yield event
     if work.value:
         run.compactions += 1
-        run.partial = []
+        run.partial = []  # the text of an answer that was cut is void
         run.last_usage = Usage()  # that of the newest answer counted the longer list
         if trigger != "threshold":
             yield events.Status("preparing")

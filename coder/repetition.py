@@ -31,8 +31,8 @@ class Repetitions:
     """The calls of one run so far, as far as they repeat."""
 
     def __init__(self, threshold: int) -> None:
-        self.threshold = threshold  # the equal call in a row that is not run
-        self.calls = 0  # that were run
+        self.threshold = threshold  # 3: the third equal call in a row is refused
+        self.calls = 0  # that have a result, run or not
         self.stale = 0  # calls in a row that brought nothing new
         # Calls of this answer since one that may have changed something
         self._unchanged: set[str] = set()

@@ -38,7 +38,7 @@ class End:
     stop_reason: StopReason
     text: str
     error: ModelError | None = None
-    continuable: bool = False  # the model is done: a queued message may continue the run
+    continuable: bool = False  # a queued message may continue the run
 
 
 @dataclass
@@ -75,11 +75,12 @@ class Run:
     pending: list[Message]  # prompts and queued messages that are not in the list yet
     steps: int = 0
     usage: Usage = field(default_factory=Usage)  # with that of sub-agents
-    last_usage: Usage | None = None  # of the newest answer; None: still to be read from the list
+    # Of the newest answer. None: still to be read from the list; zeros: unknown, it was shortened
+    last_usage: Usage | None = None
     text: str = ""  # of the newest answer
     compactions: int = 0  # since the newest answer
     was_reminded: bool = False  # that an answer called nothing
-    offered: Toolset = field(init=False)  # by the newest request, as the hooks changed it
+    offered: Toolset = field(init=False)  # the tools of the newest request, after the hooks
     history: History = field(init=False)
     repetitions: Repetitions = field(init=False)
 
@@ -128,19 +129,20 @@ class Run:
         while self.pending:
             message = self.pending[0]
             self.messages.append(message)
-            self.pending.pop(0)  # after the append: an interrupt between them loses nothing
+            self.pending.pop(0)  # after the append: after an interrupt between them it comes twice
             yield from _announce(message)
 
     def add_result(self, opened: OpenCall) -> Events[None]:
         result = opened.result or self.abort_result(opened)
         message = tool_message(opened.call.id, result)
         self.messages.append(message)
-        self.open_calls.remove(opened)  # last: a result twice is repaired, a lost one is not
+        # After the append: an interrupt between them leaves the result twice, and repair drops one
+        self.open_calls.remove(opened)
         self.results.append(message)
         yield from _announce(message)
 
     def settle(self) -> Events[None]:
-        """Leave the list valid, whatever stopped the run. Does nothing if nothing is open."""
+        """Leave the list valid, whatever stopped the run. Does nothing the second time."""
         # The text that has arrived becomes an answer
         text = "".join(self.partial)
         if text:
@@ -176,7 +178,7 @@ class Run:
         if self.abort.reason != "max_time":
             return End("aborted", "Request aborted.")
         limit = "Time limit"
-        if self.limits.max_seconds is not None:  # else it is that of the run it is part of
+        if self.limits.max_seconds is not None:  # None: the limit is the parent run's
             limit += f" of {self.limits.max_seconds:g} s"
         return End("max_time", self.text or f"{limit} reached, task may be incomplete.")
 

@@ -26,7 +26,7 @@ ANSWER_CUT = (
 
 def reason_not_to_run(answer: Completion, end: End | None) -> str:
     """Why none of the calls of an answer is run; "" if they are."""
-    if end:
+    if end:  # the content filter stopped an answer with calls
         return NOT_RUN
     if answer.finish == "length":
         return ANSWER_CUT
@@ -66,8 +66,10 @@ def run_tools(run: Run, why_not: str) -> Events[End | None]:
 
 
 def start_group(run: Run, group: list[OpenCall], why_not: str) -> Events[End | None]:
-    """Announce the calls of a group; those that are not to be run get their results. Returns as
-    `run_tools`."""
+    """Announce the calls of a group; those that are not to be run get their results.
+
+    Returns the End of a run that repeats itself.
+    """
     ended: End | None = None
     for opened in group:
         if run.abort.is_set:
@@ -80,7 +82,10 @@ def start_group(run: Run, group: list[OpenCall], why_not: str) -> Events[End | N
 
 
 def start_call(run: Run, opened: OpenCall, why_not: str) -> Events[End | None]:
-    """Announce the call; it gets its result if it is not to be run. Returns as `run_tools`."""
+    """Announce the call; it gets its result if it is not to be run.
+
+    Returns the End of a run that repeats itself.
+    """
     call = opened.call
     opened.is_started = True
     refused = refuse(run, call)
@@ -93,7 +98,7 @@ def start_call(run: Run, opened: OpenCall, why_not: str) -> Events[End | None]:
         yield end_call(opened, ToolResult(SAME_AS_ABOVE))
         return None
     end = yield from check_repetition(run, opened)
-    if opened.result:
+    if opened.result:  # a repetition: it has been answered, not run
         return end
     if refused:
         run.repetitions.add(call, refused)
@@ -106,7 +111,7 @@ def start_call(run: Run, opened: OpenCall, why_not: str) -> Events[End | None]:
 
 
 def refuse(run: Run, call: ToolCall) -> ToolResult | None:
-    """Check the arguments; the result of a call that cannot be made with them."""
+    """Bring the arguments to the types of the tool, in place; the result if that fails."""
     try:
         run.offered.check(call)
     except ToolError as error:

@@ -174,14 +174,14 @@ class DeniedError(ToolError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a run stops by itself. `max_seconds` None is no limit; `max_errors` counts failed
-    attempts in a row."""
+    """Limits of one run. `max_seconds` None is no limit; `max_errors` counts failed attempts in a
+    row."""
 
     max_steps: int = 25
     max_seconds: float | None = None
     max_errors: int = 5
-    max_compactions: int = 2
-    doom_loop_threshold: int = 3
+    max_compactions: int = 2  # between two answers
+    doom_loop_threshold: int = 3  # the equal call in a row that is refused
     max_output: int = 30_000  # characters of one tool result that the model sees
 
 
