@@ -1194,6 +1194,46 @@ def test_a_command_before_the_files_are_listed_is_said_to_be_known_in_part(tmp_p
     desk.snapshots.close()
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param("rm a", "echo 2 > a", id="removed, then made anew"),
+        pytest.param("mv a moved", "echo 2 > a", id="moved away, then made anew"),
+        pytest.param("echo 2 > a", "echo 3 > a", id="changed twice"),
+        pytest.param("echo 2 > a", "rm a", id="changed, then removed"),
+    ],
+)
+def test_nothing_is_taken_back_that_a_command_may_have_changed_before_the_files_were_listed(
+    tmp_path: Path, first: str, second: str
+) -> None:
+    """What a later step began with need not be what the run began with."""
+    desk = Desk(tmp_path / "ws", tmp_path / "data", patience=0)
+    desk.put({"a": "1", "b": "1"})
+    git(desk.folder, "init", "-q")
+    rules = desk.folder / ".git/info/exclude"
+    rules.unlink()
+    os.mkfifo(rules)
+    desk.snapshots(events.RunStart())
+    desk.snapshots(events.ToolStart("1", "write", {"path": "b"}, ""))
+    desk.put({"b": "2"})
+    desk.snapshots(events.ToolStart("2", "bash", {"command": first}, ""))
+    subprocess.run(["sh", "-c", first], cwd=desk.folder, check=True)
+    desk.snapshots(events.StepEnd({}, [], "tool_calls", Usage()))
+    # Git is let go on, and the next command waits for the list
+    with rules.open("w"):
+        rules.unlink()
+    desk.snapshots.patience = 60
+    desk.snapshots(events.ToolStart("3", "bash", {"command": second}, ""))
+    subprocess.run(["sh", "-c", second], cwd=desk.folder, check=True)
+    desk.snapshots(events.StepEnd({}, [], "tool_calls", Usage()))
+    left = {name: facts for name, facts in desk.tree().items() if name != "b"}
+    result = desk.undo()
+    assert (result.paths, result.lost, result.problem) == (["b"], ["a"], "")
+    assert desk.text("b") == "1"
+    assert {name: facts for name, facts in desk.tree().items() if name != "b"} == left
+    desk.snapshots.close()
+
+
 @pytest.mark.parametrize("path", ["../outside", "/etc/hostname", "", "a\0b", ".", "d"])
 def test_a_path_of_a_call_that_is_no_file_of_the_workspace_does_no_harm(
     desk: Desk, path: str

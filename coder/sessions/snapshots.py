@@ -103,6 +103,8 @@ class Snapshots:
         self._first_look: threading.Thread | None = None
         self._look_began = 0.0
         self._reported_notices: set[str] = set()
+        # In a run that is partly known: the files that were read before its first command
+        self._known_before: set[str] = set()
         self._in_step = False  # has a tool begun?
         self._is_answering = False  # in a step: was the event before a question?
 
@@ -160,8 +162,10 @@ class Snapshots:
             if inside != whole:
                 with contextlib.suppress(ValueError, *ERRORS):  # it may be no path
                     self._files.keep(inside)
-        if not names and not self._files.known.is_surveyed:
-            self.runs[-1].is_partly_known = True
+        run = self.runs[-1]
+        if not names and not self._files.known.is_surveyed and not run.is_partly_known:
+            run.is_partly_known = True
+            self._known_before = set(self._files.known.polled)
 
     def _note_prompt(self, message: Message) -> None:
         """The first message of the user's in a run is its prompt."""
@@ -242,10 +246,13 @@ class Snapshots:
             return
         if changes.files:
             run.steps.append(changes.files)
-        if changes.lost:
-            run.lost = sorted({*run.lost, *changes.lost})
-            self._tell_once(LOST.format(named(changes.lost)))
-        if changes.files or changes.lost:
+        lost = set(changes.lost)
+        if run.is_partly_known:  # what a step began with may be the work of the run's first command
+            lost |= changes.files.keys() - self._known_before
+        if lost:
+            run.lost = sorted({*run.lost, *lost})
+            self._tell_once(LOST.format(named(lost)))
+        if changes.files or lost:
             self._save(run)
 
     def _switch_off(self, error: Exception) -> None:
