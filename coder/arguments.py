@@ -32,7 +32,7 @@ PYTHON_TYPES: dict[str, Any] = {
     "null": types.NoneType,
 }
 BOOLEANS = {"true": True, "false": False, "1": True, "0": False}  # by their text in lower case
-PARAMETER = re.compile(r"(?P<name>\w+): (?P<text>.+)")  # a line of a docstring
+PARAMETER = r"(?P<name>\w+): (?P<text>.+)"  # a line of a docstring
 NO_HINTS: Hints = {}
 
 # ---- from a signature to a schema -----------------------------------------------------------
@@ -66,7 +66,7 @@ def _parse_docstring(doc: str, names: Container[str]) -> tuple[str, dict[str, st
     name = ""  # the parameter that the lines are about
     for line in doc.splitlines():
         words = " ".join(line.split())
-        parameter = PARAMETER.match(words)
+        parameter = re.match(PARAMETER, words)
         if parameter and (texts or parameter["name"] in names):
             name = parameter["name"]
             texts[name] = parameter["text"]

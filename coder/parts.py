@@ -86,7 +86,7 @@ class Keywords(TypedDict, total=False):
     trace: Trace | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Options:
     """The keywords, checked, with their defaults: paths are real, settings and rules are read."""
 

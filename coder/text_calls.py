@@ -20,24 +20,24 @@ TEXT_CALL = (
 ANNOUNCEMENT = "You announced a step and called no tool. Do it now, or say that you are done."
 
 # Marks that no prose has, of Kimi, DeepSeek, Llama and Mistral
-MARKS = re.compile(
-    r"<\|tool_calls?_(?:section_)?begin|<｜tool▁calls?▁begin｜>|<\|python_tag\|>|\[TOOL_CALLS\]|```tool_code"
+MARKS = (
+    r"<\|tool_calls?_(?:section_)?begin|<｜tool▁calls?▁begin｜>|<\|python_tag\|>|\[TOOL_CALLS\]"
+    r"|```tool_code"
 )
 # What names a tool: Qwen and Hermes, GLM, Qwen3-Coder, Anthropic, harmony, ReAct. Each form begins
 # with a letter or a sign, and only then looks back for the start of its line: so the search passes
 # quickly over a long answer.
-NAMED = re.compile(
-    r'<tool_call>\s*(?:\{.*?"name"\s*:\s*")?(?:<function=)?(?P<a>[\w.-]+)'
+NAMED = (
+    r'(?s)<tool_call>\s*(?:\{.*?"name"\s*:\s*")?(?:<function=)?(?P<a>[\w.-]+)'
     r"|<function=(?P<b>[\w.-]+)"
     r'|<invoke name="(?P<c>[\w.-]+)"'
     r"|to=functions\.(?P<d>[\w-]+)"
     r"|Action:(?<![^\n]Action:)\s*(?P<e>[\w-]+)[ \t]*\n+Action Input:"
-    r"|<(?<![^\n]<)(?P<f>[\w-]+)>\s*<(?P<parameter>\w+)>.*?</(?P=parameter)>",
-    re.DOTALL,
+    r"|<(?<![^\n]<)(?P<f>[\w-]+)>\s*<(?P<parameter>\w+)>.*?</(?P=parameter)>"
 )
-PYTHONIC = re.compile(r"\[?\s*(?P<name>\w+)\((?:\s*\w+\s*=.*)?\)\s*\]?", re.DOTALL)
-FENCED = re.compile(r"```\w*\s*\n(?P<inside>.*?)\n?```", re.DOTALL)
-QUOTED = re.compile(r"```(?!tool_code).*?(?:```|\Z)|`[^`\n]+`", re.DOTALL)
+PYTHONIC = r"(?s)\[?\s*(?P<name>\w+)\((?:\s*\w+\s*=.*)?\)\s*\]?"
+FENCED = r"(?s)```\w*\s*\n(?P<inside>.*?)\n?```"
+QUOTED = r"(?s)```(?!tool_code).*?(?:```|\Z)|`[^`\n]+`"
 
 
 def reminder(text: str, tools: list[str], is_tool: IsTool, has_run_tools: bool) -> str:
@@ -54,8 +54,8 @@ def reminder(text: str, tools: list[str], is_tool: IsTool, has_run_tools: bool) 
 
 def holds_text_call(text: str, is_tool: IsTool) -> bool:
     """Is a call of one of the tools written in the text? Text between backticks is a quotation."""
-    unquoted = QUOTED.sub("", text)
-    if MARKS.search(unquoted):
+    unquoted = re.sub(QUOTED, "", text)
+    if re.search(MARKS, unquoted):
         return True
     if any(is_tool(name) for name in _names_in(unquoted)):
         return True
@@ -63,7 +63,7 @@ def holds_text_call(text: str, is_tool: IsTool) -> bool:
 
 
 def _names_in(text: str) -> Iterator[str]:
-    for call in NAMED.finditer(text):
+    for call in re.finditer(NAMED, text):
         for group, name in call.groupdict().items():
             if name and group != "parameter":
                 yield name
@@ -71,11 +71,11 @@ def _names_in(text: str) -> Iterator[str]:
 
 def _is_whole_call(text: str, is_tool: IsTool) -> bool:
     """Is the text as a whole, or its only fenced block, a call as JSON or as Python?"""
-    blocks = FENCED.findall(text)
+    blocks = re.findall(FENCED, text)
     if len(blocks) == 1:
         text = blocks[0].strip()
     else:  # in a block, Python is code that is shown
-        pythonic = PYTHONIC.fullmatch(text)
+        pythonic = re.fullmatch(PYTHONIC, text)
         if pythonic and is_tool(pythonic["name"]):
             return True
     try:

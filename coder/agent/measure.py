@@ -15,7 +15,7 @@ from coder.history import ROLES, text_of, truncate
 from coder.types import Message
 
 JSON = json.JSONEncoder(ensure_ascii=False, default=str)
-IMAGE = re.compile(r"data:image/[^\"]*")
+IMAGE = r"data:image/[^\"]*"
 IMAGE_SIZE = "x" * 6_000  # bytes: 1,500 tokens, what providers count for a large image
 MARKER = 50  # bytes of truncate's marker
 
@@ -35,7 +35,7 @@ def size_of_value(value: Any) -> int:
     """Bytes of a JSON value; an image counts as the tokens that providers take for it."""
     text = JSON.encode(value)
     if "data:image/" in text:
-        text = IMAGE.sub(IMAGE_SIZE, text)
+        text = re.sub(IMAGE, IMAGE_SIZE, text)
     if text.isascii():
         return len(text)
     return len(text.encode("utf-8", "surrogatepass"))

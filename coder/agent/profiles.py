@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Mode = Literal["primary", "subagent", "all"]
 FIELDS = ("description", "mode", "model", "max_steps")  # of an agent's file
 # A line of its front matter: the depth, the key, the value
-ENTRY = re.compile(r"""( *)("[^"]*"|'[^']*'|[^\s:"'][^:]*?)\s*:(?:\s+(.*?))?\s*""")
+ENTRY = r"""( *)("[^"]*"|'[^']*'|[^\s:"'][^:]*?)\s*:(?:\s+(.*?))?\s*"""
 
 
 # ---- the system prompt ----------------------------------------------------------------------
@@ -241,7 +241,7 @@ def _mapping(text: str) -> dict[str, Any]:
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        entry = ENTRY.fullmatch(line)
+        entry = re.fullmatch(ENTRY, line)
         if not entry:
             raise ValueError(f"the line {line.strip()[:60]!r} is not `key: value`")
         depth = len(entry[1])

@@ -27,9 +27,9 @@ FOR_THE_USER = {"ask_user"}
 CHECKLIST = "todo"
 REMOVED = "[Output removed to save room: "
 # At the beginning of a line: those of the file have numbers there
-PART = re.compile(r"^\((lines \d+-\d+ of \d+);", re.MULTILINE)
-TASK_ID = re.compile(r"\[task_id: [^\]]*\]\s*\Z")
-PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.+)$", re.MULTILINE)
+PART = r"(?m)^\((lines \d+-\d+ of \d+);"
+TASK_ID = r"\[task_id: [^\]]*\]\s*\Z"
+PATCHED = r"(?m)^\*\*\* (?:Add|Update|Delete) File: (.+)$"
 
 
 @dataclass
@@ -182,7 +182,7 @@ def _is_replaced(output: Output, outputs: list[Output]) -> bool:
             continue
         if later.path != output.path:
             continue
-        is_whole = not PART.search(later.text)
+        is_whole = not re.search(PART, later.text)
         if is_whole or later.part == output.part:
             return True
     return False
@@ -191,7 +191,7 @@ def _is_replaced(output: Output, outputs: list[Output]) -> bool:
 def paths_of(output: Output) -> list[str]:
     """The files that a call read or changed, as far as it names them."""
     if output.name == "apply_patch":
-        return PATCHED.findall(str(output.arguments.get("patch") or ""))
+        return re.findall(PATCHED, str(output.arguments.get("patch") or ""))
     return [output.path] if output.path else []
 
 
@@ -232,7 +232,7 @@ def note_of(output: Output) -> str:
         return f"{REMOVED}{output.subject}, {len(text):,} characters. {ended}]"
     if name == "task":
         note = f"{text[:300].rstrip()}... [the rest was removed to save room]"
-        task_id = TASK_ID.search(text)
+        task_id = re.search(TASK_ID, text)
         return f"{note}\n{task_id[0].strip()}" if task_id else note
     about = f"{name} {output.subject}".strip()
     if name in ("grep", "glob", "ls"):
@@ -245,7 +245,7 @@ def note_of(output: Output) -> str:
 
 def _lines_of(text: str) -> str:
     """`lines 1-597 of 875` of an output of read."""
-    part = PART.search(text)
+    part = re.search(PART, text)
     if part:
         return part[1]
     lines = text.split("\n")

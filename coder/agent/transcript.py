@@ -15,7 +15,7 @@ from coder.history import calls_of, text_of
 from coder.types import Message
 
 PIECE = 500  # bytes of one message that stay at least
-TURN = re.compile(r"^\[(?=user|assistant|system|result|earlier)", re.MULTILINE)
+TURN = r"(?m)^\[(?=user|assistant|system|result|earlier)"
 
 
 def transcript(messages: list[Message], limit: int) -> str:
@@ -51,7 +51,7 @@ def _write_entry(message: Message, limit: int, called: str) -> str:
     head = message["role"]
     if message.get("meta", {}).get("summary"):
         head = "earlier summary"
-    pieces = [f"[{head}]", TURN.sub("  [", text)]
+    pieces = [f"[{head}]", re.sub(TURN, "  [", text)]
     for call in calls_of(message):
         function = call["function"]
         pieces.append(f"calls {function['name']} {shortened(function['arguments'], limit)}")

@@ -30,7 +30,7 @@ from coder.tools.workspace import (
 )
 
 NAMES = "commondir", "config", "config.worktree", "info/attributes", "hooks", "remotes", "branches"
-GIT_INIT = re.compile(  # the configuration that it writes
+GIT_INIT = (  # the configuration that it writes
     rb"(\[core\]\n|\[extensions\]\n|\t(repositoryformatversion|filemode|bare|logallrefupdates"
     rb"|symlinks|ignorecase|precomposeunicode|objectformat|refstorage) = \w+\n)+"
 )
@@ -211,7 +211,7 @@ def _is_of_new_repository(path: str, entry: Entry) -> bool:
     mode, data = entry
     if not path.endswith("/config") or not stat.S_ISREG(mode):
         return False
-    return GIT_INIT.fullmatch(data) is not None
+    return re.fullmatch(GIT_INIT, data) is not None
 
 
 def _read_tree(root: str) -> State:

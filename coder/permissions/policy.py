@@ -37,7 +37,7 @@ from coder.toolset import Default, Tool
 # The answer of a kind without a rule, if no tool of it is called; all other kinds ask
 DEFAULTS = {tool.kind: tool.default for tool in BUILT_IN.values()}
 # In a command, what may be the name of a file
-NAME = re.compile(r"[^\s'\"`=:;|&()<>{}$,@]+")
+NAME = r"[^\s'\"`=:;|&()<>{}$,@]+"
 MAX_COMMAND = 10_000  # characters of a command that a pattern may allow: nobody reads a longer one
 
 
@@ -224,7 +224,7 @@ class Policy:
         """
         if len(command) > MAX_COMMAND:
             return True
-        names = {os.path.expanduser(word) for word in NAME.findall(command)}
+        names = {os.path.expanduser(word) for word in re.findall(NAME, command)}
         names |= {os.path.realpath(cwd / name) for name in names}
         return any(self.is_closed(name, cwd) for name in names)
 

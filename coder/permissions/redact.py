@@ -28,10 +28,9 @@ from coder.types import Completion, Request, ToolCall, ToolResult
 HIDDEN = "[API key, not shown]"
 MIN_KEY = 8  # characters
 # What users write if a local server wants a key and does not check it
-PLACEHOLDER = re.compile(
-    r"anything|placeholder|password|localhost|lm-studio|not-(needed|required)|your-api-key"
-    r"|sk-no-key(-required)?|no-key-required|x{8,}|12345678|123456789|1234567890",
-    re.I,
+PLACEHOLDER = (
+    r"(?i)anything|placeholder|password|localhost|lm-studio|not-(needed|required)|your-api-key"
+    r"|sk-no-key(-required)?|no-key-required|x{8,}|12345678|123456789|1234567890"
 )
 WRITING = {"write", "edit", "apply_patch"}
 
@@ -48,7 +47,7 @@ class Redactor:
     def hide(self, key: str | None) -> None:
         """Replace this key, too, from now on, unless it is too short or a placeholder."""
         key = (key or "").strip()
-        if len(key) >= MIN_KEY and not PLACEHOLDER.fullmatch(key):
+        if len(key) >= MIN_KEY and not re.fullmatch(PLACEHOLDER, key):
             spellings = {*self._spellings, key, json.dumps(key)[1:-1]}
             self._spellings = sorted(spellings, key=len, reverse=True)
 
@@ -143,31 +142,27 @@ REMOVED = "[removed]"
 # What is kept is in the first group. Each begins with a word and has bounds, so that the time is
 # linear in the text.
 SHAPES = [
-    re.compile(
-        r"()(?:-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
-        r"|\b(?:(?:sk|rk|pk)-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
-        r"|glpat-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b|AIza[\w-]{30,}"
-        r"|hf_[A-Za-z0-9]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}))",
-        re.S,
-    ),
-    re.compile(  # a header
-        r"(?i)(authorization\\?[\"']?\s{0,3}[:=]\s{0,3}\\?[\"']?(?:(?:bearer|basic|token)\s{1,3})?)"
-        r"[^\s\"'\\]+"
-    ),
-    re.compile(r"(://[^\s/:@\"']{0,100}:)[^\s/@\"']{1,300}(?=@)"),  # an address with a password
-    re.compile(  # as in JSON and in code, where the value is one word
-        r"(?i)((?:key|token|secret|passw|credential|auth)[\w-]{0,40}\\?[\"']?\s{0,3}[:=]\s{0,3}"
-        r"\\?([\"']))[^\s\"'\\]{8,}(?=\\?\2)"
-    ),
+    r"(?s)()(?:-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----"
+    r".*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
+    r"|\b(?:(?:sk|rk|pk)-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
+    r"|glpat-[\w-]{16,}|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b|AIza[\w-]{30,}"
+    r"|hf_[A-Za-z0-9]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}))",
+    # a header
+    r"(?i)(authorization\\?[\"']?\s{0,3}[:=]\s{0,3}\\?[\"']?(?:(?:bearer|basic|token)\s{1,3})?)"
+    r"[^\s\"'\\]+",
+    r"(://[^\s/:@\"']{0,100}:)[^\s/@\"']{1,300}(?=@)",  # an address with a password
+    # as in JSON and in code, where the value is one word
+    r"(?i)((?:key|token|secret|passw|credential|auth)[\w-]{0,40}\\?[\"']?\s{0,3}[:=]\s{0,3}"
+    r"\\?([\"']))[^\s\"'\\]{8,}(?=\\?\2)",
 ]
-VARIABLE = re.compile(r"(\b([A-Z][A-Z0-9_]*)=)(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"']+)")  # as in a .env
+VARIABLE = r"(\b([A-Z][A-Z0-9_]*)=)(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"']+)"  # as in a .env
 
 
 def without_secrets(text: str) -> str:
     """Replace what is a secret by its shape or by the name before it: for what is exported."""
     for shape in SHAPES:
-        text = shape.sub(rf"\1{REMOVED}", text)
-    return VARIABLE.sub(_without_value, text)
+        text = re.sub(shape, rf"\1{REMOVED}", text)
+    return re.sub(VARIABLE, _without_value, text)
 
 
 def _without_value(variable: re.Match[str]) -> str:

@@ -185,19 +185,17 @@ def strictest(decisions: Iterable[Decision]) -> Decision:
 
 # ---- what a deny is tried on ---------------------------------------------------------------------
 
-CONTINUED = re.compile(r"\\\n")
-FIELD_SEPARATOR = re.compile(r"\$(?:\{IFS[^}\s]{0,20}\}|IFS)(?:\$\d)?")
+CONTINUED = r"\\\n"
+FIELD_SEPARATOR = r"\$(?:\{IFS[^}\s]{0,20}\}|IFS)(?:\$\d)?"
 # `env -S` splits there; each level of quotes may double the backslash
-ENV_SPACE = re.compile(r"\\+_")
-BRACES = re.compile(r"\{([^\s{}]*+)\}")
-REDIRECTION = re.compile(
-    r"(?:(?<![^\s;&|(])\d++)?(?:&>>?|>>?[|&]?|<<<?-?|<[&>]?)[ \t]*+[^\s;&|()<>`{}]*+"
-)
-QUOTE = re.compile(r"\$?['\"]")
-SPLIT = re.compile(r"[;&|\n()`]|\{(?!\})|(?<!\{)\}")
+ENV_SPACE = r"\\+_"
+BRACES = r"\{([^\s{}]*+)\}"
+REDIRECTION = r"(?:(?<![^\s;&|(])\d++)?(?:&>>?|>>?[|&]?|<<<?-?|<[&>]?)[ \t]*+[^\s;&|()<>`{}]*+"
+QUOTE = r"\$?['\"]"
+SPLIT = r"[;&|\n()`]|\{(?!\})|(?<!\{)\}"
 # A program's name may begin after a blank, a slash, `=` (--command=touch), `!` (of git's aliases
 # and vim) or letters (-ctouch).
-START = re.compile(r"(?<![^\s/=!])(?:-\w+|[^\s/=!])")
+START = r"(?<![^\s/=!])(?:-\w+|[^\s/=!])"
 
 
 def denies_line(command: str, layers: Sequence[Sequence[Rule]]) -> bool:
@@ -217,8 +215,8 @@ def denies_line(command: str, layers: Sequence[Sequence[Rule]]) -> bool:
                 patterns.append(rule.pattern)
     if not patterns:
         return False
-    text = FIELD_SEPARATOR.sub(" ", CONTINUED.sub("", command))
-    text = BRACES.sub(lambda braces: braces[0].replace(",", " "), text)
+    text = re.sub(FIELD_SEPARATOR, " ", re.sub(CONTINUED, "", command))
+    text = re.sub(BRACES, lambda braces: braces[0].replace(",", " "), text)
     candidates = chain(_whole_commands(command, text), _denied_ends(text, patterns))
     return any(_is_denied(candidate, layers) for candidate in candidates)
 
@@ -247,7 +245,7 @@ def _denied_ends(text: str, patterns: list[str]) -> Iterator[str]:
     """The ends of guesses at commands, from each word on, that one of the patterns matches."""
     parts = _parts_of(text)
     if "\\_" in text:
-        parts += _parts_of(ENV_SPACE.sub(" ", text))
+        parts += _parts_of(re.sub(ENV_SPACE, " ", text))
     denied = any_of(*[pattern for pattern in patterns if not pattern.startswith("*")])
     for part in dict.fromkeys(parts):
         for start in _word_starts(part):
@@ -257,24 +255,24 @@ def _denied_ends(text: str, patterns: list[str]) -> Iterator[str]:
 
 def _parts_of(text: str) -> list[str]:
     """Split a text at bash's operators: as it is, without quotes, and at quotes as well."""
-    at_quotes = _split(QUOTE.sub("\n", text).replace("\\", ""))
+    at_quotes = _split(re.sub(QUOTE, "\n", text).replace("\\", ""))
     return _split(text) + _without_quotes(text) + at_quotes
 
 
 def _without_quotes(text: str) -> list[str]:
-    return _split(QUOTE.sub("", text).replace("\\", ""))
+    return _split(re.sub(QUOTE, "", text).replace("\\", ""))
 
 
 def _split(text: str) -> list[str]:
     """Split a text at the operators of bash, without its redirections; one space between words."""
-    parts = dict.fromkeys(SPLIT.split(REDIRECTION.sub(" ", text)))
+    parts = dict.fromkeys(re.split(SPLIT, re.sub(REDIRECTION, " ", text)))
     lines = [" ".join(part.split()) for part in parts]
     return [line for line in lines if line]
 
 
 def _word_starts(text: str) -> Iterator[int]:
     """Each index in a text at which the name of a program may begin."""
-    for start in START.finditer(text):
+    for start in re.finditer(START, text):
         yield start.start()
         yield from range(start.start() + 2, start.end())
 

@@ -42,11 +42,11 @@ Process = subprocess.Popen[bytes]
 DEVICES = ("null", "zero", "full", "shm", "nvidia*", "dri/*", "kfd")
 # Package managers that fail without a cache that they can write
 CACHES = {"PIP_CACHE_DIR": "pip", "UV_CACHE_DIR": "uv", "npm_config_cache": "npm", "GOCACHE": "go"}
-SIGNS = re.compile(
+SIGNS = (
     r"(?i)permission denied|operation not permitted|read-only file system|no new privileges"
     r"|invalid cross-device link|\bE(ACCES|PERM|ROFS|XDEV)\b"
 )
-OFFLINE = re.compile(r"(?i)name resolution|not resolve|n.t connect|\b(EAI_AGAIN|ENOTFOUND)\b")
+OFFLINE = r"(?i)name resolution|not resolve|n.t connect|\b(EAI_AGAIN|ENOTFOUND)\b"
 
 # Notices for the user: at the start, and later.
 NO_SANDBOX = (
@@ -361,8 +361,8 @@ def _bash(
 def _hints(call: CallConfinement, output: str) -> list[str]:
     """What to say to the model if the sandbox may be why a command failed."""
     sandbox = call.sandbox
-    is_sign = bool(SIGNS.search(output))
-    if call.read_only and (is_sign or OFFLINE.search(output)):
+    is_sign = bool(re.search(SIGNS, output))
+    if call.read_only and (is_sign or re.search(OFFLINE, output)):
         return [
             f"[in plan mode commands write nothing, except in $TMPDIR ({sandbox.scratch}), and reach no "
             "network and no other program. What needs more belongs into the plan]"

@@ -23,20 +23,20 @@ JOINING = {"&&", "||", "|"}  # a command has to follow
 NULL = r"(?:2>&1|[2&]?>[ ]?/dev/null|</dev/null)(?=[ \t;|\n]|&&|\Z)"
 # Not possessive: before Python 3.11.5 that fails (gh-106052)
 WORD = rf"""(?:[{PLAIN}]|(?<=[A-Za-z0-9^])~|'[^'\t\n]*'|"[^"$`\\!\t\n]*")+(?=[ \t;|&\n]|\Z)"""
-TOKEN = re.compile(rf"({SEPARATOR})|{NULL}|({WORD})")  # both groups are empty for a redirection
-LINE = re.compile(rf"(?:[ \t]*+(?:{SEPARATOR}|{NULL}|{WORD}))*+[ \t]*+")
-PIECE = re.compile(r"'([^']*)'|\"([^\"]*)\"|([^'\"]+)")
+TOKEN = rf"({SEPARATOR})|{NULL}|({WORD})"  # both groups are empty for a redirection
+LINE = rf"(?:[ \t]*+(?:{SEPARATOR}|{NULL}|{WORD}))*+[ \t]*+"
+PIECE = r"'([^']*)'|\"([^\"]*)\"|([^'\"]+)"
 # A program's name holds no blank: "ls /../x" is no call of ls.
-PROGRAM = re.compile(r"[A-Za-z0-9_./,:@+][A-Za-z0-9_./,:@%+^\-]*+")
+PROGRAM = r"[A-Za-z0-9_./,:@+][A-Za-z0-9_./,:@%+^\-]*+"
 # Keywords; and builtins that change what the rest of the line means, or that run or assign what is
 # in their arguments.
-ODD = re.compile(
+ODD = (
     r"if|then|elif|else|fi|for|in|case|esac|select|while|until|do|done|function|time|coproc"
     r"|alias|bind|builtin|command|compgen|complete|compopt|enable|fc|getopts|hash|history|jobs|let"
     r"|mapfile|printf|read|readarray|set|shopt|unalias"
 )
 # These evaluate the subscript of a variable's name: test -v 'a[$(touch x)]' runs touch.
-EVALUATING = re.compile(r"declare|export|local|readonly|test|typeset|unset|wait")
+EVALUATING = r"declare|export|local|readonly|test|typeset|unset|wait"
 
 
 def parse(command: str) -> list[Argv] | None:
@@ -45,7 +45,7 @@ def parse(command: str) -> list[Argv] | None:
     Redirections to and from the null device, and `2>&1`, are left out.
     """
     visible = command.replace("\n", "").replace("\t", "")
-    if not visible.isprintable() or not LINE.fullmatch(command):
+    if not visible.isprintable() or not re.fullmatch(LINE, command):
         return None
     commands = _split(command)
     if commands and all(_is_plain_call(argv) for argv in commands):
@@ -58,7 +58,7 @@ def _split(line: str) -> list[Argv]:
     commands: list[Argv] = []
     argv: Argv = []
     needs_command = False  # after `&&`, `||` or `|`
-    for separator, word in TOKEN.findall(f"{line}\n"):
+    for separator, word in re.findall(TOKEN, f"{line}\n"):
         if word:
             argv.append(_without_quotes(word))
         elif argv and separator:
@@ -72,7 +72,7 @@ def _split(line: str) -> list[Argv]:
 
 def _without_quotes(word: str) -> str:
     text = ""
-    for single, double, bare in PIECE.findall(word):
+    for single, double, bare in re.findall(PIECE, word):
         text += single or double or bare
     return text
 
@@ -80,9 +80,9 @@ def _without_quotes(word: str) -> str:
 def _is_plain_call(argv: Argv) -> bool:
     """Tell whether bash runs this program, and nothing else because of its arguments."""
     program = argv[0]
-    if ODD.fullmatch(program) or not PROGRAM.fullmatch(program):
+    if re.fullmatch(ODD, program) or not re.fullmatch(PROGRAM, program):
         return False
-    if EVALUATING.fullmatch(program):
+    if re.fullmatch(EVALUATING, program):
         return not re.search("[$`]", joined(argv))
     return True
 

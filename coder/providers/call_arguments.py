@@ -23,15 +23,14 @@ Parsed = tuple[JsonObject | None, str]  # (the arguments, "") or (None, what is 
 DECODER = json.JSONDecoder(strict=False)  # models write raw newlines inside strings
 FREE_FORM = "*** Begin Patch"  # codex's patch tool takes bare text, which it calls its input
 
-FENCE = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL)
-SLIP = re.compile(
-    r'(?P<string>"(?:[^"\\]|\\.)*")'
+FENCE = r"(?s)```(?:json)?\s*\n(.*?)\n?\s*```"
+SLIP = (
+    r'(?s)(?P<string>"(?:[^"\\]|\\.)*")'
     r"|(?P<comma>,(?=\s*[}\]]))"
-    r"|\b(?P<word>None|True|False)\b",
-    re.DOTALL,
+    r"|\b(?P<word>None|True|False)\b"
 )
 JSON_WORDS = {"None": "null", "True": "true", "False": "false"}
-ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+ESCAPE = r"(?s)\\(.)"
 ESCAPES = "\"\\/bfnrtu'"  # those of JSON; \' may mean ' or \', so it stays an error
 AROUND = 20  # characters that an error quotes on each side of the place
 
@@ -93,10 +92,10 @@ def _mend(raw: str) -> JsonObject | None:
     value = _repeated_object(raw)
     if value is not None:
         return value
-    fenced = FENCE.fullmatch(raw)
+    fenced = re.fullmatch(FENCE, raw)
     text = fenced[1] if fenced else raw
     try:
-        value = DECODER.decode(SLIP.sub(_mend_slip, text))
+        value = DECODER.decode(re.sub(SLIP, _mend_slip, text))
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else _python_dictionary(text)
@@ -124,7 +123,7 @@ def _mend_slip(slip: re.Match[str]) -> str:
         return ""
     if slip["word"]:
         return JSON_WORDS[slip["word"]]
-    return ESCAPE.sub(_mend_escape, slip["string"])
+    return re.sub(ESCAPE, _mend_escape, slip["string"])
 
 
 def _mend_escape(escape: re.Match[str]) -> str:

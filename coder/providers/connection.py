@@ -198,8 +198,10 @@ def _look_up(url: SplitResult) -> list[tuple[Any, ...]]:
     """The addresses of a host, as getaddrinfo has them, but by turns of both families: of one all
     may be dead."""
     host = url.hostname or ""
+    # For a str, Python loads its tables of international names (4 ms)
+    name = host.encode() if host.isascii() else host
     port = url.port or PORTS.get(url.scheme, 80)
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     preferred_family = addresses[0][0]
     preferred = [address for address in addresses if address[0] == preferred_family]
     others = [address for address in addresses if address[0] != preferred_family]

@@ -27,7 +27,7 @@ CALL = "/chat/completions"
 LIST = "/models"
 MAX_ERROR = 1_000_000  # bytes of an error's body that are read
 ACCOUNT = {"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"}
-HEADER = re.compile(r"[!-9;-~]+: [\t -~]*")
+HEADER = r"[!-9;-~]+: [\t -~]*"
 SHORTEST_KEY = 8  # characters; less than that might also be a word of the server's text
 
 
@@ -129,7 +129,7 @@ class Endpoint:
         head = f"{method} {target} HTTP/1.1\r\n"
         for name, value in headers.items():
             line = f"{name}: {value}"
-            if not HEADER.fullmatch(line):  # not shown: it may be a key
+            if not re.fullmatch(HEADER, line):  # not shown: it may be a key
                 raise ModelError("protocol", "a header of the request holds what cannot be sent")
             head += f"{line}\r\n"
         return f"{head}\r\n".encode()

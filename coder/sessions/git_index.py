@@ -29,7 +29,7 @@ MAX_SECONDS = 20.0  # of a command that goes through all files
 SAMPLE = 100  # files that may tell which permissions are usual
 FACTS = 5  # lines about a file when it was added, of which the last has its size
 # What may give a file another content of the same size than its blob has
-REWRITES = re.compile(rb"filter=|working-tree-encoding=")
+REWRITES = rb"filter=|working-tree-encoding="
 
 
 class GitIndex:
@@ -173,7 +173,7 @@ class GitIndex:
                 files.append(root / path)
         for file in files:
             rules = read_small_file(file, MAX_ATTRIBUTES) or b""
-            if REWRITES.search(rules):
+            if re.search(REWRITES, rules):
                 return True
         return False
 

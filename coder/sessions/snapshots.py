@@ -43,7 +43,7 @@ ERRORS = (StoreError, OSError)
 SURVEY_SECONDS = 3.0  # for which a tool may wait until it is known which files there are
 READING_SECONDS = 0.5  # for which it may wait until all are read, from the start of the run
 CLOSING_SECONDS = 0.1  # for which the program waits at its end for the thread
-PATCHED = re.compile(r"^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.*?) *$", re.MULTILINE)
+PATCHED = r"(?m)^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.*?) *$"
 OFF = "/undo does not cover file changes in this session. {}"
 PARTLY = "/undo covers only part of this folder: {:,} files are too many to be kept."
 NOT_LISTED = "/undo covers only part of this folder yet: its files are still being listed."
@@ -153,7 +153,7 @@ class Snapshots:
     def _begin_tool(self, tool: events.ToolStart) -> None:
         """Read the files that a file tool names, before it writes them."""
         patch = str(tool.arguments.get("patch", ""))
-        names = PATCHED.findall(patch)
+        names = re.findall(PATCHED, patch)
         if "path" in tool.arguments:
             names.append(str(tool.arguments["path"]))
         for name in names:

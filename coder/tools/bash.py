@@ -40,9 +40,9 @@ STOPPED = (
     "CMD > log 2>&1 &. Only if it is slow: {slow}.]"
 )
 INTERACTIVE = {"python", "python3", "node", "cat", "bash", "sh", "irb", "psql", "sqlite3", "mysql"}
-FOR_ONE_SHELL = re.compile(r"(?:cd|export|source|\.|alias|set|pushd)\s[^;&|\n]*")
+FOR_ONE_SHELL = r"(?:cd|export|source|\.|alias|set|pushd)\s[^;&|\n]*"
 # bash has a `read` of its own
-TOOL_AS_PROGRAM = re.compile(
+TOOL_AS_PROGRAM = (
     r"line \d+: (apply_patch|edit|write|glob|todo|task|ask_user|read): "
     r"(?:command not found|`.*': not a valid identifier)"
 )
@@ -104,14 +104,14 @@ def _say_no_output(command: str, code: int) -> str:
         return ""
     if command.strip() in INTERACTIVE:
         return "(no output; commands get no input)"
-    if FOR_ONE_SHELL.fullmatch(command.strip()):
+    if re.fullmatch(FOR_ONE_SHELL, command.strip()):
         return "(no output; the next call is a new shell: write it and what follows in one call, with &&)"
     return "(no output)"
 
 
 def _hint(code: int, shown: str) -> str:
     """Tell if a tool was called as a program."""
-    called = TOOL_AS_PROGRAM.search(shown)
+    called = re.search(TOOL_AS_PROGRAM, shown)
     if code and called:
         return f"[{called[1]} is a tool, not a program]"
     return ""

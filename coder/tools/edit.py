@@ -22,7 +22,7 @@ from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
 MAX_LISTED = 20  # places that an error names
-NUMBERED = re.compile(r" *(?P<number>\d{1,9})[\t|→](?P<line>.*)")  # a line as `read` shows it
+NUMBERED = r" *(?P<number>\d{1,9})[\t|→](?P<line>.*)"  # a line as `read` shows it
 
 
 @tool(permission="edit", default="ask", asks_itself=True, slips=slips.EDIT)
@@ -220,7 +220,7 @@ def _without_proved_numbers(
     none. Else the place is [].
     """
     first, plain_old = _without_numbers(old)
-    if any(NUMBERED.fullmatch(line) for line in new):
+    if any(re.fullmatch(NUMBERED, line) for line in new):
         new_first, plain_new = _without_numbers(new)
     else:
         new_first, plain_new = first, new
@@ -234,7 +234,7 @@ def _without_numbers(lines: Sequence[str]) -> tuple[int, list[str]]:
     first = 0
     rest = list[str]()
     for line in lines:
-        numbered = NUMBERED.fullmatch(line)
+        numbered = re.fullmatch(NUMBERED, line)
         if not numbered:
             return 0, []
         number = int(numbered["number"])

@@ -25,17 +25,14 @@ MAX_BYTES = 4 * MAX_LINE + 4  # of a line that are kept: more than is shown
 CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 MAX_READ = 28_000  # characters of one read: under the 30,000 that the loop passes on
 # What models write for lines that they leave out
-PLACEHOLDER = re.compile(
-    r"^[ \t]*(?:#|//|/\*|--|<!--|;)?[ \t]*(?:\.\.\.|…).*\b(?:rest|existing|unchanged|remaining)\b.*$",
-    re.MULTILINE | re.IGNORECASE,
-)
+PLACEHOLDER = r"(?mi)^[ \t]*(?:#|//|/\*|--|<!--|;)?[ \t]*(?:\.\.\.|…).*\b(?:rest|existing|unchanged|remaining)\b.*$"
 MAX_ENTRIES = 500  # of one ls
 PIECE = 1 << 18  # bytes
 MAX_IMAGE = 5_000_000  # bytes, what Anthropic takes; others take more
 NO_LINE = 1 << 62  # no file has so many
 PDF = b"%PDF-"
 # How the files of images begin that providers take
-IMAGE = re.compile(
+IMAGE = (
     rb"(?s)(?P<png>\x89PNG\r\n\x1a\n)"
     rb"|(?P<jpeg>\xff\xd8\xff)"
     rb"|(?P<gif>GIF8)"
@@ -117,7 +114,7 @@ def _say_page(page: Page, name: str) -> ToolResult:
 def _say_binary(name: str, size: int, head: bytes) -> str:
     if head.startswith(PDF):
         return f"{name} is a PDF: run pdftotext {name} - with bash"
-    if IMAGE.match(head):
+    if re.match(IMAGE, head):
         return f"{name} is an image of {size:,} bytes: it cannot be shown here"
     return f"{name} is a binary file of {size:,} bytes"
 
@@ -217,7 +214,7 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
             raise ToolError(f"there is no file {path}; did you mean {mended}?")
         return (yield from create_file(ctx, target, content))
     old = load_known(ctx, target)
-    if PLACEHOLDER.search(content) and not PLACEHOLDER.search(old.text):
+    if re.search(PLACEHOLDER, content) and not re.search(PLACEHOLDER, old.text):
         whole = "write takes the whole file; to change a part use edit"
         raise ToolError(f"the content leaves lines out ('... unchanged ...'): {whole}")
     new = content.replace("\r\n", "\n").replace("\n", old.newline)
@@ -278,7 +275,7 @@ def image_of(data: bytes) -> dict[str, Any]:
 
     Raises ValueError for any other bytes: a server would refuse all requests that have them.
     """
-    image = IMAGE.match(data)
+    image = re.match(IMAGE, data)
     if not image:
         raise ValueError("it is no image of a known kind (PNG, JPEG, GIF, WebP)")
     if len(data) > MAX_IMAGE:

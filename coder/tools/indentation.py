@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from coder.types import ToolError
 
 MAX_BELOW = 2_000  # characters in which the next line is looked for
-OPENING = re.compile(r"[:\\=]$")  # the end of a line that deeper lines follow
-COMMENT = re.compile(r"#|//|/\*|\*|--")  # how a comment ends says nothing about the next line
-LEAVING = re.compile(r"(?:return|raise|break|continue)\b")  # no line of the same level follows
-STRING = re.compile(r"""(['"])(?:\\.|(?!\1).)*\1""")
-REMARK = re.compile(r"\s+#.*|(?<=[;{}])\s*//.*")
+OPENING = r"[:\\=]$"  # the end of a line that deeper lines follow
+COMMENT = r"#|//|/\*|\*|--"  # how a comment ends says nothing about the next line
+LEAVING = r"(?:return|raise|break|continue)\b"  # no line of the same level follows
+STRING = r"""(['"])(?:\\.|(?!\1).)*\1"""
+REMARK = r"\s+#.*|(?<=[;{}])\s*//.*"
 WAY = "Write the old and the new lines with the white space that the file has."
 UNCERTAIN = f"the file has these lines in another indentation. {WAY}"
 
@@ -263,7 +263,7 @@ def _follows_all(
     is_deeper = level > 0
     if is_deeper != opens:
         return False
-    if level == 0 and LEAVING.match(first):
+    if level == 0 and re.match(LEAVING, first):
         return False
     if level <= len(missing):
         return True
@@ -284,7 +284,7 @@ def _step(indent: str) -> int:
 
 def _second(new: Sequence[str]) -> str:
     """The line after the first one, if possible not a comment: those are indented anyhow."""
-    return next((line for line in new[1:] if not COMMENT.match(line.strip())), new[1])
+    return next((line for line in new[1:] if not re.match(COMMENT, line.strip())), new[1])
 
 
 def _is_quoted(line: str) -> bool:
@@ -295,14 +295,14 @@ def _is_quoted(line: str) -> bool:
 def _opens(first: str, second: str) -> tuple[bool, int]:
     """(has the second line to be deeper than the first; characters up to an open bracket, or 0)."""
     first = first.strip()
-    if COMMENT.match(first) or _is_quoted(first):
+    if re.match(COMMENT, first) or _is_quoted(first):
         return False, 0
-    code = STRING.sub(lambda match: "_" * len(match[0]), first)
-    code = REMARK.sub("", code)
+    code = re.sub(STRING, lambda match: "_" * len(match[0]), first)
+    code = re.sub(REMARK, "", code)
     column = _open_bracket(code)
     if second.strip().startswith((")", "]", "}")):
         return False, column
-    return column > 0 or bool(OPENING.search(code)), column
+    return column > 0 or bool(re.search(OPENING, code)), column
 
 
 def _open_bracket(code: str) -> int:

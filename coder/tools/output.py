@@ -21,7 +21,7 @@ MAX_PENDING = 1 << 16  # characters of a line that has not ended yet
 BINARY_SHARE = 0.1  # of characters that are not UTF-8, or NUL; an output with more is not shown
 SMALL = 200  # bytes that are shown in any case
 # Colours, the cursor's movements, titles (ECMA-48, and xterm's control sequences)
-CONTROLS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-B])")
+CONTROLS = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-B])"
 UNDECODABLE = "\ufffd"
 
 
@@ -136,4 +136,4 @@ class Output:
 def final_state(line: str) -> str:
     """What a terminal shows of a line in the end: what follows the last return, no controls."""
     written = [part for part in line.split("\r") if part]
-    return CONTROLS.sub("", written[-1]) if written else ""
+    return re.sub(CONTROLS, "", written[-1]) if written else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ NOTHING_TO_DO = "its old and new lines are the same: nothing to do"
 
 def files_named(arguments: dict[str, Any]) -> str:
     """The title of a call: the files that a patch is about."""
-    headers = HEADER.finditer(str(arguments.get("patch", "")))
+    headers = re.finditer(HEADER, str(arguments.get("patch", "")))
     return ", ".join(header[2] for header in headers)
 
 

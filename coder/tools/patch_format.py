@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from coder.types import ToolError
 
-HEADER = re.compile(r"^\*\*\* (Add|Update|Delete) File: *(\S.*?)[ \t]*$", re.M)
-MOVE = re.compile(r"\*\*\* Move to: *(\S.*?)\s*")
+HEADER = r"(?m)^\*\*\* (Add|Update|Delete) File: *(\S.*?)[ \t]*$"
+MOVE = r"\*\*\* Move to: *(\S.*?)\s*"
 # Models mostly guess git's line numbers
-ANCHOR = re.compile(r"@@(?: ?-(?P<line>\d{1,9})[\d,]* \+[\d,]+ @@)? ?(?P<text>.*?)\s*")
+ANCHOR = r"@@(?: ?-(?P<line>\d{1,9})[\d,]* \+[\d,]+ @@)? ?(?P<text>.*?)\s*"
 FORMAT = (
     "A section begins with *** Add File:, *** Update File: or *** Delete File: and a path. In a new "
     "file each line begins with +, in a hunk with a space (stays), - (goes) or + (new)."
@@ -52,7 +52,7 @@ def sections_of(patch: str) -> list[tuple[str, str, str]]:
     if not envelope:
         wanted = "has to be *** Begin Patch, the last *** End Patch"
         raise ToolError(f"the first line of the patch {wanted}. Send it whole.")
-    before, *parts = HEADER.split(envelope[1])
+    before, *parts = re.split(HEADER, envelope[1])
     if before.strip() or not parts:
         raise ToolError(f"this is no section of a patch: {before.strip()[:200]!r}. {FORMAT}")
     return list(zip(parts[::3], parts[1::3], parts[2::3]))
@@ -62,7 +62,7 @@ def read_section(kind: str, path: str, text: str) -> Section:
     """The hunks of a section. Raises ToolError for a line that has no place in it."""
     section = Section(kind, path)
     lines = text.strip("\n").split("\n")
-    move = MOVE.fullmatch(lines[0])
+    move = re.fullmatch(MOVE, lines[0])
     if move and kind == "Update":
         section.move = move[1]
         lines.pop(0)
@@ -79,7 +79,7 @@ def read_section(kind: str, path: str, text: str) -> Section:
 
 def _read_line(section: Section, line: str) -> None:
     hunks = section.hunks
-    anchor = ANCHOR.fullmatch(line) if section.kind == "Update" else None
+    anchor = re.fullmatch(ANCHOR, line) if section.kind == "Update" else None
     if anchor:
         _add_anchor(hunks, anchor)
     elif hunks and line.rstrip() == "*** End of File":

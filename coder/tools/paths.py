@@ -25,8 +25,8 @@ LOOK_SECONDS = 0.3
 NEAR = 0.75  # of difflib: `aplication.py` for `application.py`, not `test.py` for `text.md`
 SHORT = 3  # characters of a name that is another one's begin: `app.py` for `application.py`
 
-LINE = re.compile(r"(?P<path>.+?)(?::|#L)(?P<line>\d+)(?:(?::|-L?)\d+)?")
-VARIABLE = re.compile(r"\$\w|\$\{")
+LINE = r"(?P<path>.+?)(?::|#L)(?P<line>\d+)(?:(?::|-L?)\d+)?"
+VARIABLE = r"\$\w|\$\{"
 
 
 def meant(ctx: ToolContext, path: str) -> tuple[str, int]:
@@ -36,7 +36,7 @@ def meant(ctx: ToolContext, path: str) -> tuple[str, int]:
     for plain in _without_marks(path):
         if _is_there(ctx, plain):
             return plain, 0
-        with_line = LINE.fullmatch(plain)
+        with_line = re.fullmatch(LINE, plain)
         if with_line and _is_there(ctx, with_line["path"]):
             return with_line["path"], int(with_line["line"])
     return path, 0
@@ -84,7 +84,7 @@ def without_prefix(ctx: ToolContext, path: str) -> str:
 
 def did_you_mean(ctx: ToolContext, path: str) -> str:
     """ "; did you mean src/app.py?", or "" if nothing is near."""
-    if VARIABLE.search(path):
+    if re.search(VARIABLE, path):
         return "; variables are not expanded here"
     near = list(islice(dict.fromkeys(_near(ctx, path)), MAX_NAMED))
     if not near:

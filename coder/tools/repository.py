@@ -12,7 +12,7 @@ from coder.tools.workspace import read_small_file, real
 MAX_CONFIG = 1 << 20  # bytes
 MAX_PATH = 1 << 16  # bytes of a file that holds a path
 GITDIR = "gitdir: "
-WORKTREE = re.compile(r"^\s*worktree = ([^\0\n]+)$", re.MULTILINE)
+WORKTREE = r"(?m)^\s*worktree = ([^\0\n]+)$"
 
 
 def repository_top(folder: Path, counts: Callable[[Path], bool] = os.path.lexists) -> Path:
@@ -68,7 +68,7 @@ def writable_git_folders(workspace: Path) -> list[Path]:
 def _worktree_of(folder: Path) -> Path | None:
     """The worktree that the configuration in a git folder names."""
     config = os.fsdecode(read_small_file(folder / "config", MAX_CONFIG) or b"")
-    worktree = WORKTREE.search(config)
+    worktree = re.search(WORKTREE, config)
     return real(folder / worktree[1]) if worktree else None
 
 

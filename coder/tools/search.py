@@ -28,10 +28,10 @@ MAX_NAMED = 3  # files with the most matches
 MAX_FILES = 200  # of one glob
 
 # A line end in a pattern, outside of a set of characters
-LINE_END = re.compile(r"(?<!\\)(?:\\\\)*\\n")
-SET = re.compile(r"\[\^?[^\]]*\]")
+LINE_END = r"(?<!\\)(?:\\\\)*\\n"
+SET = r"\[\^?[^\]]*\]"
 # How basic regular expressions write what has no backslash here
-BASIC = re.compile(r"\\(?P<mark>[|()+?])")
+BASIC = r"\\(?P<mark>[|()+?])"
 
 
 @tool(concurrent=True, permission="read", default="allow", slips=slips.GREP)
@@ -93,11 +93,11 @@ def _check_pattern(pattern: str) -> None:
 
 def spans_lines(pattern: str) -> bool:
     """Does the regular expression ask for a line end? No match has one."""
-    return bool(LINE_END.search(SET.sub("", pattern)))
+    return bool(re.search(LINE_END, re.sub(SET, "", pattern)))
 
 
 def _say_nothing_found(pattern: str, literal: bool) -> str:
-    basic = None if literal else BASIC.search(pattern)
+    basic = None if literal else re.search(BASIC, pattern)
     if basic:
         return f"No matches. Here {basic['mark']} is written without a backslash."
     return "No matches (ignored and secret files are skipped)."

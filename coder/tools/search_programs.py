@@ -36,8 +36,8 @@ RIPGREP_GREP = """--with-filename --line-number --column --no-heading --color=ne
 GIT = "-c core.fsmonitor=false"  # that would start a program
 GIT_LIST = "ls-files -coz --exclude-standard"
 GIT_GREP = "grep --no-index --null --line-number --column --no-color --no-full-name -I"
-PLAIN_NAME = re.compile(r"[\w.?*-]+")
-BRACES = re.compile(r"\{([^{}]*)\}")
+PLAIN_NAME = r"[\w.?*-]+"
+BRACES = r"\{([^{}]*)\}"
 PERL = "(*UCP)(*ANYCRLF)"  # letters of all languages, lines that end in CRLF
 VARIABLES = {"LC_ALL": "C.UTF-8"}  # text is in characters
 PLAIN = """
@@ -48,11 +48,11 @@ print_matches(*sys.argv[2:])
 """
 
 # What ripgrep's second engine says of a file that is not UTF-8
-NOT_UTF8 = re.compile(r"(?:rg: )?(?:\./)?(.+?): PCRE2: error matching: UTF-8 error.*")
+NOT_UTF8 = r"(?:rg: )?(?:\./)?(.+?): PCRE2: error matching: UTF-8 error.*"
 # A path, the number of a line, the column of the match (none in a line of context), the line
-RECORD = re.compile(
-    rb"(?P<path>.*?)\0(?P<number>\d+)(?:(?P<mark>[:\0])(?P<column>\d+)(?P=mark)|[-\0])(?P<text>.*)",
-    re.DOTALL,
+RECORD = (
+    rb"(?s)(?P<path>.*?)\0(?P<number>\d+)"
+    rb"(?:(?P<mark>[:\0])(?P<column>\d+)(?P=mark)|[-\0])(?P<text>.*)"
 )
 
 
@@ -122,7 +122,7 @@ class Search:
         begins_group = False
         name_of = cache(self._name_of)
         for line in self._lines(self._command(wanted)):
-            record = RECORD.fullmatch(line)
+            record = re.fullmatch(RECORD, line)
             if record:
                 is_empty = False
                 name = name_of(os.fsdecode(record["path"]))
@@ -155,7 +155,7 @@ class Search:
         """Keep a line of a program's standard error, if there are not too many."""
         if len(self.notes) >= MAX_NOTES:
             return
-        not_utf8 = NOT_UTF8.fullmatch(text)
+        not_utf8 = re.fullmatch(NOT_UTF8, text)
         if not_utf8:
             text = f"{not_utf8[1]} was not searched: it is not UTF-8"
         else:
@@ -307,7 +307,7 @@ class Glob:
         if self.is_negated:
             return []
         names = [way[-1] for way in self.ways]
-        are_plain = all(PLAIN_NAME.fullmatch(name) and name != "*" for name in names)
+        are_plain = all(re.fullmatch(PLAIN_NAME, name) and name != "*" for name in names)
         return names if are_plain else []
 
     def matches(self, *paths: str) -> bool:
@@ -322,7 +322,7 @@ def _ways_of(pattern: str) -> list[str]:
     """The patterns without braces that one with braces means."""
     ways = [pattern]
     while len(ways) < MAX_WAYS:
-        braces = BRACES.search(ways[0])
+        braces = re.search(BRACES, ways[0])
         if not braces:
             break
         first = ways.pop(0)

@@ -28,7 +28,7 @@ OLD_AND_NEW |= dict.fromkeys(
     ("new_str", "newString", "newText", "new_text", "replace"), "new_string"
 )
 
-FENCE = re.compile(r"\s*```[\w+-]*[ \t]*\n(.*?)\n?```\s*", re.DOTALL)
+FENCE = r"(?s)\s*```[\w+-]*[ \t]*\n(.*?)\n?```\s*"
 SHELLS = {"bash", "sh", "zsh", "/bin/bash", "/bin/sh", "/usr/bin/bash", "/bin/zsh"}
 SHELL_OPTIONS = ("-c", "-lc")
 ONE_FILE = "one file per call; several calls in one answer run side by side"
@@ -41,7 +41,7 @@ def _is_text_list(value: Any) -> TypeGuard[list[str]]:
 # ---- read, ls, grep, glob -------------------------------------------------------------------
 
 
-LINE_RANGE = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*")
+LINE_RANGE = r"\s*(\d+)\s*-\s*(\d+)\s*"
 
 
 def _take_single_path(arguments: Arguments) -> Arguments:
@@ -73,7 +73,7 @@ def _line_range(arguments: Arguments) -> tuple[int, int] | None:
     if bounds is None and "start_line" in arguments:
         bounds = [arguments["start_line"], arguments.get("end_line", -1)]
     if bounds is None:
-        numbers = LINE_RANGE.fullmatch(str(arguments.get("offset")))
+        numbers = re.fullmatch(LINE_RANGE, str(arguments.get("offset")))
         return (int(numbers[1]), int(numbers[2])) if numbers else None
     if isinstance(bounds, list) and [type(bound) for bound in bounds] == [int, int]:
         return bounds[0], bounds[1]
@@ -156,19 +156,15 @@ def _convert_edit(arguments: Arguments) -> Arguments:
 
 
 # A command line of codex
-HEREDOC = re.compile(
-    r"(?:apply_?patch\s*)?<<-?\s*['\"]?(?P<end>\w+)['\"]?\n(?P<patch>.*?)\n(?P=end)",
-    re.DOTALL | re.IGNORECASE,
-)
-SECTION = re.compile(r"\*\*\* (?:Add|Update|Delete) File: *\S")
-REPEATED = re.compile(r"^(\*\*\* \w+ File: .*)\n(?=\1$)", re.MULTILINE)
+HEREDOC = r"(?si)(?:apply_?patch\s*)?<<-?\s*['\"]?(?P<end>\w+)['\"]?\n(?P<patch>.*?)\n(?P=end)"
+SECTION = r"\*\*\* (?:Add|Update|Delete) File: *\S"
+REPEATED = r"(?m)^(\*\*\* \w+ File: .*)\n(?=\1$)"
 # A file in a unified diff, up to the next one
-FILE_OF_DIFF = re.compile(
-    r"^(?:(?:diff --git|index|new file mode|deleted file mode) .*\n)*"
+FILE_OF_DIFF = (
+    r"(?m)^(?:(?:diff --git|index|new file mode|deleted file mode) .*\n)*"
     r"--- (?P<old>[^\t\n]+).*\n"
     r"\+\+\+ (?P<new>[^\t\n]+).*"
-    r"(?P<hunks>\n@@ -.*(?:\n(?!--- .*\n\+\+\+ |diff --git |\*\*\* ).*)*)",
-    re.MULTILINE,
+    r"(?P<hunks>\n@@ -.*(?:\n(?!--- .*\n\+\+\+ |diff --git |\*\*\* ).*)*)"
 )
 NO_FILE = "/dev/null"
 
@@ -184,16 +180,16 @@ def _convert_patch(arguments: Arguments) -> Arguments:
 def _whole_patch(argument: str) -> str:
     """The patch that a unified diff or another envelope means; anything else unchanged."""
     text = argument.strip().replace("\r\n", "\n")
-    fenced = FENCE.fullmatch(text)
+    fenced = re.fullmatch(FENCE, text)
     if fenced:
         text = fenced[1].strip()
-    command = HEREDOC.fullmatch(text)
+    command = re.fullmatch(HEREDOC, text)
     if command:
         text = command["patch"].strip()
     text = text.removeprefix("*** Begin Patch").removesuffix("*** End Patch").strip()
-    text = FILE_OF_DIFF.sub(_section_of_diff, text)
-    text = REPEATED.sub("", text)
-    if SECTION.match(text):
+    text = re.sub(FILE_OF_DIFF, _section_of_diff, text)
+    text = re.sub(REPEATED, "", text)
+    if re.match(SECTION, text):
         return f"*** Begin Patch\n{text}\n*** End Patch"
     return argument
 
@@ -264,7 +260,7 @@ def _command_text(command: Any) -> Any:
 def _command_in_text(command: str) -> str:
     stripped = command.strip()
     text = stripped
-    fenced = FENCE.fullmatch(command)
+    fenced = re.fullmatch(FENCE, command)
     if fenced:
         text = fenced[1]
     if text.startswith("$ ") and "\n" not in text:

@@ -19,9 +19,9 @@ MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
 MAX_COMPARED = 4_000  # differing lines of both texts; difflib takes seconds for many more
 MAX_RUN = 10  # new lines in a row, or old ones, that a result repeats
 AROUND = 3  # lines of a diff before and after a change
-HUNK = re.compile(r"@@ -\d+(?:,\d+)? \+(?P<line>\d+)")
-FIRST_LINE = re.compile(r"(?<=[-+])\d+")  # in the header of a hunk
-STRAY = re.compile("[\udc80-\udcff]")  # how a byte that is not UTF-8 is decoded
+HUNK = r"@@ -\d+(?:,\d+)? \+(?P<line>\d+)"
+FIRST_LINE = r"(?<=[-+])\d+"  # in the header of a hunk
+STRAY = "[\udc80-\udcff]"  # how a byte that is not UTF-8 is decoded
 Splice = tuple[int, int, str]  # the start and the end of a piece of a text, and its new text
 
 # What models and editors write for plain characters
@@ -118,7 +118,7 @@ class Text:
 
     def encoded(self, text: str) -> bytes:
         """The bytes of a changed text. Raises ToolError if another encoding may be meant."""
-        if not STRAY.search(self.text):
+        if not re.search(STRAY, self.text):
             return self.bom + text.encode()
         new_characters = set(text) - set(self.text)
         if not "".join(new_characters).isascii():
@@ -232,7 +232,7 @@ def diff(old: str, new: str, name: str) -> str:
         lines = list(difflib.unified_diff(before, after, lineterm="", n=AROUND))[2:]
     for at, line in enumerate(lines):
         if line.startswith("@"):
-            lines[at] = FIRST_LINE.sub(lambda number: str(int(number[0]) + first), line)
+            lines[at] = re.sub(FIRST_LINE, lambda number: str(int(number[0]) + first), line)
     text = "\n".join([f"--- a/{name}", f"+++ b/{name}", *lines])
     return text.encode("utf-8", "replace").decode()
 
@@ -252,7 +252,7 @@ def lines_of(changes: str) -> str:
     touched = list[int]()
     number = 0
     for line in changes.split("\n")[2:]:
-        header = HUNK.match(line)
+        header = re.match(HUNK, line)
         if header:
             number = int(header["line"])
             continue

@@ -42,7 +42,7 @@ TOOL_FOLDERS = {
     ".mypy_cache",
     ".cache",
 }
-KERNEL = re.compile("/(?:proc|sys|dev(?!/shm/))/")  # what is there may look regular and is not
+KERNEL = "/(?:proc|sys|dev(?!/shm/))/"  # what is there may look regular and is not
 
 
 class MissingFileError(ToolError):
@@ -78,7 +78,7 @@ def real(path: Path) -> Path:
 def to_read(ctx: ToolContext, path: str) -> Generator[Any, None, Path]:
     """The file or folder to read; permission is asked for one outside the workspace."""
     target = resolve(ctx, path)
-    if KERNEL.match(str(target)):
+    if re.match(KERNEL, str(target)):
         raise ToolError(f"{path} is a device or process file and is not read")
     is_output = private_folder.cache_info().currsize and target.is_relative_to(private_folder())
     if not target.is_relative_to(ctx.cwd) and not is_output:
