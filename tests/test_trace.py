@@ -285,6 +285,51 @@ def test_what_a_sub_agent_asks_is_its_tools_time_and_not_the_steps_request(file:
     first, second = (step.figures for step in read(file).runs[0].steps)
     assert (first["messages"], second["messages"], second["new"]) == (1, 3, 2)
     assert second["same %"] == 100 and first["tools"] >= 0.2
+    assert "  == Request of a sub-agent: 1 messages\n" in shown(file, "--diff").stdout
+
+
+def test_the_requests_are_shown_each_with_what_is_new_in_it(file: Path) -> None:
+    calls = [("ls", {"path": "sub"}), ("ls", {"path": "/nowhere"})]
+    with serve(Reply("I look.", calls), Reply("no", status=400)) as server:
+        recorded(file, server, prompt="go \x1b[2J on")
+    done = shown(file, "--diff")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "run 1 of 1 · m"
+    assert lines[1].startswith("== Request 1: 1 messages, ")
+    assert lines[2].startswith("  + system, ")
+    assert lines[2].endswith(" and 1 tools")
+    assert lines[3] == "  + user: go  on"
+    assert re.fullmatch(r"-- Answer \(tool_calls\): \d+ tokens in \(0 cached\), \d+ out", lines[4])
+    assert lines[5].startswith("  + assistant: I look. ls({")
+    assert lines[6].startswith("== Request 2: 4 messages, ")
+    assert lines[7] == lines[5]
+    assert [line.split(":")[0] for line in lines[8:10]] == ["  + tool", "  + tool"]
+    assert lines[10] == "-- Error: bad_request: no"
+    assert "\x1b" not in done.stdout
+
+
+def test_a_changed_message_is_named_with_what_follows_it(file: Path) -> None:
+    asked = itertools.count()
+
+    def alter(request: Request) -> None:
+        if next(asked):
+            request.messages[0] = {"role": "user", "content": "changed"}
+
+    with serve(Reply(calls=[("ls", {})]), Reply("done")) as server:
+        recorded(file, server, hooks=FunctionHooks(before_llm_call=alter))
+    second = shown(file, "--diff").stdout.partition("== Request 2")[2]
+    assert "; 0 % as in the request before" in second
+    assert "  - 1 messages changed or gone: what follows is not cached\n" in second
+    assert "  + user: changed\n" in second
+
+
+def test_the_requests_of_a_second_process_begin_anew(file: Path) -> None:
+    for prompt in ("one", "two"):
+        with serve(Reply("Well.")) as server:
+            recorded(file, server, prompt=prompt)
+    text = shown(file, "--diff").stdout
+    assert text.count("== Request 1: 1 messages") == 2
+    assert "changed or gone" not in text
 
 
 BEGINNING = b'{"type": "trace", "t": 0.0, "format": 2}\n'
@@ -305,7 +350,7 @@ FOREIGN: dict[str, bytes] = {
 def test_a_file_that_is_no_trace_is_one_clear_line_and_exit_code_2(file: Path, what: str) -> None:
     file.write_bytes(FOREIGN[what])
     page = file.with_suffix(".html")
-    for arguments in ((file,), (file, "--html", page)):
+    for arguments in ((file,), (file, "--diff"), (file, "--html", page)):
         done = shown(*arguments)
         assert (done.returncode, done.stdout) == (2, ""), done
         assert done.stderr.startswith(f"coder: {file}: ") and done.stderr.count("\n") == 1

@@ -220,16 +220,19 @@ def export(words: Sequence[str]) -> int:
 
 
 def trace(words: Sequence[str]) -> int:
-    """Show a recorded run as a table of its steps, or write it as a page."""
+    """Show a recorded run as a table of its steps or as its requests, or write it as a page."""
     report = needed("coder.devtools.trace_page", "trace")
     about = "A run that was recorded with --trace FILE, step by step."
     flags = _flags("trace", about, report.MEANING)
     flags.add_argument("file", metavar="FILE")
+    form = flags.add_mutually_exclusive_group()
+    requests = "show what is new in each request instead, as --step does"
+    form.add_argument("--diff", action="store_true", help=requests)
     html = "write one page with every message instead; it needs no network"
-    flags.add_argument("--html", metavar="OUT", help=html)
+    form.add_argument("--html", metavar="OUT", help=html)
     arguments = flags.parse_args(words)
     try:
-        text = report.show(arguments.file, arguments.html)
+        text = report.show(arguments.file, arguments.html, arguments.diff)
     except OSError as error:
         path = error.filename or arguments.file
         raise settings.ConfigError(f"{path}: {error.strerror}") from None

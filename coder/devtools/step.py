@@ -17,10 +17,11 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from coder.abort import Abort
+from coder.devtools.request_changes import WIDTH, RequestChanges, answer_lines
 from coder.events import Events, PermissionAsked, Returning, resolve
 from coder.history import as_text
 from coder.hooks import HookChain, Hooks
@@ -32,7 +33,6 @@ AT_TOOL = "Enter runs it, [e]dit, [s]kip, [c] no more stops, [q]uit: "
 SKIPPED = "the result that the model gets: "
 NO_JSON = "This is no JSON of the same form; nothing was changed."
 ROLES = {"user", "assistant", "tool"}  # of the messages that a request has
-WIDTH = 100  # characters of a message that are shown in its line
 ROWS = 12  # of a result that are shown
 
 
@@ -74,9 +74,7 @@ class Stepper(HookChain):
         self.show = show
         self.edit = edit
         self.is_on = True
-        self.requests = 0
-        self._sent: list[Message] = []  # copies of the messages of the newest request
-        self._head: tuple[str, int] = ("", 0)  # its system prompt, and how many tools it has
+        self.changes = RequestChanges()
         self._history: list[Message] = []
         self._abort = Abort()
 
@@ -92,38 +90,14 @@ class Stepper(HookChain):
 
     def before_llm_call(self, request: Request) -> Events[None]:
         yield from super().before_llm_call(request)
-        self.requests += 1
+        changes = self.changes
+        same = changes.count_same(request.messages)
+        for line in changes.lines(request.messages, request.system, len(request.tools)):
+            if self.is_on:
+                self.show(line)
         if self.is_on:
-            same = self._count_same(request.messages)
-            self._show_request(request, same)
             self._stop_at_request(request, same)
-        self._sent = json.loads(json.dumps(request.messages))
-        self._head = (request.system, len(request.tools))
-
-    def _count_same(self, messages: list[Message]) -> int:
-        """How many messages at the beginning are those of the request before."""
-        for index, (old, new) in enumerate(zip(self._sent, messages)):
-            if old != new:
-                return index
-        return min(len(self._sent), len(messages))
-
-    def _show_request(self, request: Request, same: int) -> None:
-        """What is new since the request before, and how much of it is not."""
-        size = size_of(request.messages)
-        share = 100 * size_of(request.messages[:same]) // max(1, size)
-        count = len(request.messages)
-        self.show(
-            f"== Request {self.requests}: {count} messages, {size:,} characters, "
-            f"about {size // 4:,} tokens; {share} % as in the request before (cached)"
-        )
-        if self._head != (request.system, len(request.tools)):
-            system = f"{len(request.system):,} characters"
-            self.show(f"  + system, {system}, and {len(request.tools)} tools")
-        gone = len(self._sent) - same
-        if gone:
-            self.show(f"  - {gone} messages changed or gone: what follows is not cached")
-        for message in request.messages[same:]:
-            self.show(f"  + {line_of(message)}")
+        changes.keep(request.messages, request.system, len(request.tools))
 
     def _stop_at_request(self, request: Request, same: int) -> None:
         while True:
@@ -153,10 +127,8 @@ class Stepper(HookChain):
     def after_llm_call(self, completion: Completion) -> Events[None]:
         yield from super().after_llm_call(completion)
         if self.is_on:
-            usage = completion.usage
-            tokens = f"{usage.input:,} tokens in ({usage.cached:,} cached), {usage.output:,} out"
-            self.show(f"-- Answer ({completion.finish}): {tokens}")
-            self.show(f"  + {line_of(completion.message)}")
+            answer = answer_lines(completion.message, completion.finish, completion.usage)
+            self.show("\n".join(answer))
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Events[ToolResult | None]:
         if not self.is_on:
@@ -240,21 +212,3 @@ def allowed(asking: Events[T]) -> Events[T]:
 
 def as_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=repr)
-
-
-def size_of(messages: Sequence[Message]) -> int:
-    """Characters of the messages as JSON."""
-    return sum(len(json.dumps(message, ensure_ascii=False)) for message in messages)
-
-
-def line_of(message: Message) -> str:
-    """A message in a line: its role, its text, its calls."""
-    text = as_text(message.get("content"))
-    calls = [
-        f"{call['function']['name']}({call['function']['arguments']})"
-        for call in message.get("tool_calls") or ()
-    ]
-    line = " ".join(" ".join([text, *calls]).split())
-    if len(line) > WIDTH:
-        line = f"{line[:WIDTH]} ... ({len(line):,} characters)"
-    return f"{message['role']}: {line}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.devtools.timeline import STYLE, Span, draw
+from coder.devtools.trace_diff import diff
 from coder.devtools.trace_report import (
     Part,
     Record,
@@ -32,13 +33,15 @@ MEANING = (
 )
 
 
-def show(file: str, html: str = "") -> str:
-    """The table of a trace; or the path of the page that was written.
+def show(file: str, html: str = "", requests: bool = False) -> str:
+    """The table of a trace, or its requests; or the path of the page that was written.
 
     Raises OSError or TraceError.
     """
     with understood():
         recording = read(file)
+        if requests:
+            return diff(recording)
         if not html:
             return table(recording)
         text = page(recording, Path(file).name).encode("utf-8", "replace")
