@@ -151,6 +151,23 @@ def test_the_examples_pass_mypy(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+# ---- the picture -----------------------------------------------------------------------------------------
+
+
+def words_of(picture: Path) -> list[str]:
+    """What is written in a picture, without the times that the session took."""
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", picture.read_text())
+    return [re.sub(r"\d+\.\d+(&#160;)?s", "", text) for text in texts]
+
+
+def test_the_picture_shows_a_session_as_it_is_today(tmp_path: Path) -> None:
+    script = ROOT / "docs" / "picture.py"
+    subprocess.run([sys.executable, script, tmp_path / "now.svg"], check=True, timeout=120)
+    kept = ROOT / "docs" / "session.svg"
+    assert words_of(kept) == words_of(tmp_path / "now.svg"), "make it again: docs/picture.py"
+    assert not re.search(r"url\(.?http", kept.read_text()), "it loads nothing"
+
+
 # ---- files and commands ----------------------------------------------------------------------------------
 
 
