@@ -15,9 +15,9 @@ def main() -> int:
 
         try:
             here = {os.getcwd(), os.path.realpath(os.curdir)}
-        except OSError:  # there is none: main.py reports that where it is needed
+        except OSError:  # there is none: main.py reports that when it is needed
             here = set()
-        sys.path[:] = [place for place in sys.path if os.path.isabs(place) and place not in here]
+        sys.path[:] = [path for path in sys.path if os.path.isabs(path) and path not in here]
         import gc
         import signal
 

@@ -87,7 +87,7 @@ class Crew:
         yield from servers.wait(abort, LAST_SERVERS if self.options.one_task else LATE_SERVERS)
         tools = self.permissions.offered(servers.tools())
         yield from servers.check_size(tools)
-        self.agent.state.tools.tools |= {each.name: each for each in tools}
+        self.agent.state.tools.tools |= {tool.name: tool for tool in tools}
 
     # -- who works
 
@@ -243,7 +243,7 @@ class Crew:
 
         model = self.model_of(spec)
         permissions = self.permissions.child([*spec.rules, NO_TASK], spec.read_only)
-        users = [each.in_child() for each in self.parts.users_hooks]
+        users = [hooks.in_child() for hooks in self.parts.users_hooks]
         tools = permissions.offered(self.tools_for(model.name, permissions.changes_nothing))
         hooks, _ = self.hooks_for(model, permissions, users)
         toolset = TOOLSET(tools, cwd=self.parts.cwd, session_id=session_id)

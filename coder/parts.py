@@ -114,30 +114,30 @@ class Options:
 
 def options_of(cwd: str | Path, keywords: Keywords) -> Options:
     """Read what the keywords name. Raises ConfigError and CoderError."""
-    place = Path(os.path.realpath(os.path.expanduser(cwd)))
-    if not place.is_dir():
+    folder = Path(os.path.realpath(os.path.expanduser(cwd)))
+    if not folder.is_dir():
         raise ConfigError(f"there is no folder {cwd}")
     plain: dict[str, Any] = dict(keywords)
     config, data = plain.pop("config", None), plain.pop("data", None)
-    config_place = Path(os.path.realpath(config)) if config else config_folder()
-    data_place = Path(os.path.realpath(data)) if data else data_folder()
+    config_path = Path(os.path.realpath(config)) if config else config_folder()
+    data_path = Path(os.path.realpath(data)) if data else data_folder()
     model = plain.pop("model", "")
     settings = settings_of(
-        place,
+        folder,
         plain.pop("settings", None),
         model,
         plain.pop("sandbox", ""),
-        config_place,
+        config_path,
     )
     rules = plain.pop("rules", ())
     if isinstance(rules, Mapping):
         rules = rules_of(dict(rules), FLAG)
-    tools = [each if isinstance(each, Tool) else tool(each) for each in plain.pop("tools", ())]
+    tools = [one if isinstance(one, Tool) else tool(one) for one in plain.pop("tools", ())]
     return Options(
-        cwd=place,
+        cwd=folder,
         settings=settings,
-        config=config_place,
-        data=data_place,
+        config=config_path,
+        data=data_path,
         model=model if isinstance(model, ChatModel) else None,
         rules=rules,
         tools=tools,
@@ -181,7 +181,7 @@ class Parts:
         if self.redaction:
             self.redactor = self.redaction.Redactor(*self.settings.keys)
         self.agents = load_agents(self.config / "agents", self.notices.append)
-        self.primary = {each.name: each for each in choices(self.agents, "primary", "all")}
+        self.primary = {spec.name: spec for spec in choices(self.agents, "primary", "all")}
         self.permissions = self._make_permissions()
         self.plugins: Plugins | None = None
         self.servers: Servers | None = None
@@ -246,7 +246,7 @@ class Parts:
         name = "coder.extend.plugins"
         module = needed(name, str(folder)) if folder.exists() else optional(name)
         if module:
-            taken = {each.name for each in (*TOOLS, *PATCHING, *self.extra_tools)} | OF_A_SESSION
+            taken = {tool.name for tool in (*TOOLS, *PATCHING, *self.extra_tools)} | OF_A_SESSION
             self.plugins = plugins = module.Plugins(folder, taken, self.notices.append)
             self.users_hooks += plugins.hooks
             self.extra_tools += plugins.tools
@@ -258,7 +258,7 @@ class Parts:
 
     def _report_useless_rules(self) -> None:
         """Say which rules never count: a kind may be that of a tool that was loaded."""
-        kinds = {each.kind for each in (*TOOLS, *PATCHING, *self.extra_tools)}
+        kinds = {tool.kind for tool in (*TOOLS, *PATCHING, *self.extra_tools)}
         rules = self.permissions.rules + self.permissions.flags
         self.notices += useless_rules(rules, {*KINDS, "ask_user", *kinds})
 
@@ -277,7 +277,7 @@ class Parts:
         """
         users = [self.config, *self._homes_of_skills()]
         projects = [self.cwd / name for name in (".coder", ".agents", ".claude")]
-        if not any(_has_prompt_files(each) for each in users + projects):
+        if not any(_has_prompt_files(folder) for folder in users + projects):
             return None
         module = optional("coder.extend.prompt_files")
         if module is None:
@@ -286,7 +286,7 @@ class Parts:
         files: PromptFiles = module.PromptFiles(users, projects, answers, self.notices.append)
         own = [skill for skill in files.skills.values() if not skill.digest]
         folders = [os.path.realpath(skill.path.parent) for skill in own]
-        rules = [Rule("external_directory", f"{each}/*", "allow", "skills") for each in folders]
+        rules = [Rule("external_directory", f"{folder}/*", "allow", "skills") for folder in folders]
         self.permissions.rules[:0] = rules  # so that the user's own rules decide
         return files
 
@@ -294,8 +294,8 @@ class Parts:
         """Where other agents keep the user's skills."""
         if self.config != config_folder():  # nothing of the user's is wanted
             return []
-        homes = [Path(os.path.expanduser(each)) for each in ("~/.agents", "~/.claude")]
-        return [each for each in homes if each.is_absolute()]
+        homes = [Path(os.path.expanduser(home)) for home in ("~/.agents", "~/.claude")]
+        return [home for home in homes if home.is_absolute()]
 
     def close(self) -> list[str]:
         """End what was started; returns what commands have changed since the last one."""

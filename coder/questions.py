@@ -43,7 +43,7 @@ class Questions:
     def waiting(self) -> list[Question]:
         """The open ones, the oldest first."""
         with self._changed:
-            return [each for each in self._waiting.values() if not each.is_answered]
+            return [question for question in self._waiting.values() if not question.is_answered]
 
     def put(self, question: Question) -> None:
         """List a question, so that it can be answered."""

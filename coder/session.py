@@ -144,7 +144,7 @@ class Session:
         or that of `answer`.
         """
         self._check_idle()
-        # However the plan was left: what was denied in it still stands in the conversation
+        # However the plan was left: what was denied in it is still in the conversation
         if self._was_planning and not self.spec.read_only:
             message = user(PLAN_IS_OVER)
             message["meta"]["own"] = True  # it stays when the run is taken back
@@ -341,14 +341,15 @@ class Session:
         """
         self._forget()
         assert self.conversation
-        name, place = self.conversation.recorder.info.agent, self.conversation.began_elsewhere
+        name = self.conversation.recorder.info.agent
+        folder = self.conversation.began_elsewhere
         spec = self.parts.agents.get(name)
         self._was_planning = bool(spec and spec.read_only)
         if not keep_agent and name != self.spec.name and name in self.parts.primary:
             self.use(agent=name)
             self.notices.append(f"Agent {name} continues: {self.spec.description}.")
-        if place:
-            began = f"This conversation began in {place}"
+        if folder:
+            began = f"This conversation began in {folder}"
             self.notices.append(f"{began}; now files and permissions are those of {self.cwd}.")
 
     def _forget(self) -> None:

@@ -147,7 +147,7 @@ class ModelError(CoderError):
     retry_after: float | None = None
     param: str = ""  # the member of the request that the error names
     loading: bool = False  # the server is still loading the model
-    advice: str = ""  # what the user can do, where the kind alone does not say it
+    advice: str = ""  # what the user can do, if the kind alone does not say it
     body: bytes = b""  # what the server sent instead of an answer
 
     def __str__(self) -> str:

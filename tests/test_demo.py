@@ -109,7 +109,7 @@ def test_the_demo_repairs_its_project_without_a_key_or_a_network(tmp_path: Path)
     assert repaired.parent == place.temp and list(place.ws.iterdir()) == []  # a scratch copy
     assert suite(repaired).returncode == 0
     assert done.stdout.startswith("Repaired, and all 4 tests pass now.")
-    assert "A script answers in the place of a language model" in done.stderr
+    assert "A script answers instead of a language model" in done.stderr
 
 
 def test_the_server_alone_serves_any_client_and_ends_with_ctrl_c(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ or risky: bugs, cases that are not handled, broken promises of names, comments a
 of taste. For each finding give `path:line` (grep has the numbers), what happens in which case, and how to mend it; the \
 most serious first. If there is nothing to report, say so, and name what you could not check."""
 UNCOMMITTED = """\
-the uncommitted changes of this repository (git status, git diff HEAD, and files that are new); where there are none, the commits that the \
+the uncommitted changes of this repository (git status, git diff HEAD, and files that are new); if there are none, the commits that the \
 upstream of this branch does not have, or else the newest commit"""
 
 

@@ -102,7 +102,7 @@ class Flags(argparse.ArgumentParser):
 def parser() -> Flags:
     """All flags.
 
-    What one gives a setting is a text under the setting's name, None where it is not given.
+    What one gives a setting is a text under the setting's name, None if it is not given.
     """
     flags = Flags(prog=program(), usage="%(prog)s [FLAGS] [PROMPT]", description=DESCRIPTION)
     about = "what to do; stdin next to it is context"

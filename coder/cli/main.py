@@ -157,7 +157,7 @@ def split_at_dashes(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]
 
 
 def enter(folder: str) -> None:
-    """Work in this folder. Raises ConfigError, also where the present one was removed."""
+    """Work in this folder. Raises ConfigError, also if the present one was removed."""
     try:
         os.chdir(folder)
         os.getcwd()
@@ -194,7 +194,7 @@ def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
     os.chdir(folder := demo.scratch_project())
     screen = Screen(sys.stderr)
     screen.line(
-        "This is a demonstration. A script answers in the place of a language model, through a real server on this "
+        "This is a demonstration. A script answers instead of a language model, through a real server on this "
         f"machine; requests, tools, files and tests are real. It works in a scratch copy: {folder}\n"
     )
     screen.entry(demo.PROMPT)

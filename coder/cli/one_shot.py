@@ -74,12 +74,12 @@ def report_start(session: Session, is_quiet: bool) -> None:
     """Say where the task goes to, and which skills are not used."""
     url = session.settings.base_url
     if url and not is_quiet and not is_loopback(url):
-        place = f"{session.model.name} at {session.settings.host}"
-        sys.stderr.write(strip_controls(f"{place}\n"))
+        model = f"{session.model.name} at {session.settings.host}"
+        sys.stderr.write(strip_controls(f"{model}\n"))
     files = session.parts.prompt_files
     skills = files.unanswered() if files else []
     if skills:
-        names = ", ".join(each.name for each in skills)
+        names = ", ".join(skill.name for skill in skills)
         notice = "Skills of this project that a session has to ask about first"
         session.notices.append(f"{notice}: {names}.")
 

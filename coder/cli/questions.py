@@ -34,7 +34,7 @@ HEADINGS = {
     "mcp": "Call this tool of an MCP server?",
     "unconfined": "Run this command outside the sandbox?",
 }
-# What the key for "always" means, where it is more than the very same once more
+# What the key for "always" means, if it is more than the very same once more
 EXACTLY = {"mcp": "this tool", "edit": "this file", "read": "this file"}
 ANSWERS = {"yes": "y", "always": "a", "pattern": "p", "no": "n"}
 TRUST = {"y": "yes", "n": "no"}  # others: later
@@ -238,7 +238,7 @@ class Prompter:
         self._show_left(left, "more characters in the file")
         if file.is_skill:
             others = file.path.parent.rglob("*")
-            number = sum(each.is_file() for each in others) - 1
+            number = sum(path.is_file() for path in others) - 1
             self._show_left(number, "more files in its folder")
 
     def _show_left(self, number: int, what: str) -> None:
@@ -248,7 +248,7 @@ class Prompter:
 
 def warning_of(text: str) -> str:
     """A warning of what cannot be seen in a text, "" if there is nothing."""
-    hidden = sum(is_invisible(each) for each in text)
+    hidden = sum(is_invisible(character) for character in text)
     if not hidden:
         return ""
     return f"Warning: {hidden} invisible or control characters, each shown as <U+…>."

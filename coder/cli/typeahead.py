@@ -45,7 +45,7 @@ class TypeAhead:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """While inside, keys are taken one by one; nothing where there is no terminal."""
+        """While inside, keys are taken one by one; none if there is no terminal."""
         self.entered.clear()
         with contextlib.ExitStack() as self._reading:
             self._reading.enter_context(self._thread())

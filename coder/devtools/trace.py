@@ -14,7 +14,7 @@ event, with the event's fields, or one of these:
     response     {"n", "status", "headers"}, unless the request was refused
     chunk        {"n", "text"}, bytes that are no UTF-8 as lone surrogates (surrogateescape)
     response_end {"n", "error": null or the fields of the ModelError, "body" of a refusal};
-                 missing where the request was given up
+                 missing if the request was given up
     reply        {"to": the type of the event that asked, "answer", "seconds": how long it took}
 
 Deltas are not recorded, since the chunks hold them. Keys are written as ***, from when they are
@@ -51,7 +51,7 @@ class Trace:
     """Appends to a file that only its owner can read. A line is one write, so a process that is
     killed leaves whole lines.
 
-    Raises OSError where the file cannot be written, ValueError where it holds something else. What
+    Raises OSError if the file cannot be written, ValueError if it holds something else. What
     fails later ends the trace and not the run: `watch` yields one notice.
     """
 

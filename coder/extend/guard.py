@@ -193,7 +193,7 @@ class Command:
     def guarded(self, method: str) -> Guard:
         """The command as this method of a hook. Raises ValueError and re.error."""
         if method not in IN_CHILD:
-            raise ValueError(f"there is no place {method!r}; known: {', '.join(IN_CHILD)}")
+            raise ValueError(f"there is no hook {method!r}; known: {', '.join(IN_CHILD)}")
         re.compile(self.tools)
         hooks = FunctionHooks(on_run_start=self.on_run_start, **{method: getattr(self, method)})
         seconds = float(self.seconds) + 1  # the command itself is stopped before

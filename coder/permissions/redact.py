@@ -151,7 +151,7 @@ SHAPES = [
     r"(?i)(authorization\\?[\"']?\s{0,3}[:=]\s{0,3}\\?[\"']?(?:(?:bearer|basic|token)\s{1,3})?)"
     r"[^\s\"'\\]+",
     r"(://[^\s/:@\"']{0,100}:)[^\s/@\"']{1,300}(?=@)",  # an address with a password
-    # as in JSON and in code, where the value is one word
+    # as in JSON and in code, if the value is one word
     r"(?i)((?:key|token|secret|passw|credential|auth)[\w-]{0,40}\\?[\"']?\s{0,3}[:=]\s{0,3}"
     r"\\?([\"']))[^\s\"'\\]{8,}(?=\\?\2)",
 ]

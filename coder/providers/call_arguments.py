@@ -133,7 +133,7 @@ def _mend_escape(escape: re.Match[str]) -> str:
 
 
 def _python_dictionary(text: str) -> JsonObject | None:
-    """The value of a Python dictionary, None if it is none. Strings side by side, which Python
+    """The value of a Python dictionary, None if it is not one. Strings next to each other, which Python
     joins, are none."""
     if not text.startswith("{'"):
         return None

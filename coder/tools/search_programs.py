@@ -75,7 +75,7 @@ class Line(NamedTuple):
     begins_group: bool
 
     def __str__(self) -> str:
-        """Without the name, which stands once above the lines of a file."""
+        """Without the name, which is written once above the lines of a file."""
         mark = ":" if self.is_match else "-"
         return f"{self.number}{mark}{self.text}"
 
