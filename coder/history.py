@@ -293,7 +293,7 @@ def _is_object(arguments: Any) -> bool:
         return False
 
 
-def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
+def wire_messages(messages: list[Message], model: str = "") -> list[Message]:
     """The wire messages: without "meta" and custom roles.
 
     Those that another model than `model` wrote go without its thoughts and signatures.

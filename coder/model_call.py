@@ -6,7 +6,7 @@ import json
 
 from coder import events
 from coder.events import Events, Returning, resolve
-from coder.history import History, convert_to_llm, newest, repair, stamp_usage, stamped_usage
+from coder.history import History, newest, repair, stamp_usage, stamped_usage, wire_messages
 from coder.providers.errors import Failures
 from coder.run import End, OpenCall, Run
 from coder.types import Completion, ModelError, Request, Trigger, Usage
@@ -138,7 +138,7 @@ def request_for(run: Run) -> Events[Request]:
     if converted is not run.messages:
         converted = repair(converted)
     request = Request(
-        messages=convert_to_llm(converted, run.model.name),
+        messages=wire_messages(converted, run.model.name),
         tools=run.tools.schemas,
         system=run.system,
         api_key=(yield from resolve(run.hooks.get_api_key())),

@@ -20,7 +20,7 @@ def ignore(sentence: str) -> None:
 
 # A message is the API's dict: {"role": "user" | "assistant" | "tool", "content": ..., ...}. Private
 # facts (timestamp, is_error, ...) live under the key "meta"; a role that the API does not know is
-# for the screen only. Both are dropped by history.convert_to_llm. The list is what is sent: a
+# for the screen only. Both are dropped by history.wire_messages. The list is what is sent: a
 # message changed in place is sent changed.
 Message = dict[str, Any]
 
