@@ -36,7 +36,7 @@ def ask(run: Run) -> Events[Completion | End]:
                 if (yield from compact(run, "overflow")):
                     continue
                 return End("length", CONTEXT_LIMIT, error)
-            delay = failures.delay(error)  # counts the attempt; None: give up
+            delay = failures.add(error)
             if delay is None:
                 return End("error", failures.text(error), error)
             yield from wait(run, failures.attempts, delay, error)
@@ -49,7 +49,8 @@ def ask(run: Run) -> Events[Completion | End]:
         elif is_empty(answer) and not empty_is_fine:
             empty_is_fine = True
             nothing = ModelError("empty", "the answer was empty", retryable=True)
-            yield from wait(run, failures.attempts + 1, 0.0, nothing)
+            failures.attempts += 1
+            yield from wait(run, failures.attempts, 0.0, nothing)
             continue
 
         yield from accept(run, answer)
