@@ -17,6 +17,7 @@ from coder.providers.text import text_of as text_of
 from coder.types import Message, ToolResult, Usage
 
 ROLES = {"user", "assistant", "tool", "system", "developer"}
+NOTE_SIZE = 50  # characters, at most, of the note in a truncated text
 NOT_RUN = "Not run: the run ended before this call."
 
 
@@ -130,23 +131,23 @@ def content_of(value: Any) -> str | list[dict[str, Any]]:
     return as_text(value)
 
 
-def truncate_content(value: Any, limit: int) -> str | list[dict[str, Any]]:
-    """The content of a result; each text in it in at most `limit` characters."""
+def truncate_content(value: Any, max_chars: int) -> str | list[dict[str, Any]]:
+    """The content of a result; of each text in it at most so many characters, and a note."""
     content = content_of(value)
     if isinstance(content, str):
-        return truncate(content, limit)
+        return truncate(content, max_chars)
     return [
-        part | {"text": truncate(part["text"], limit)} if part.get("text") else part
+        part | {"text": truncate(part["text"], max_chars)} if part.get("text") else part
         for part in content
     ]
 
 
-def truncate(text: str, limit: int) -> str:
-    """The first and the last half of `limit` characters, and how many are missing between them."""
-    if len(text) <= limit:
+def truncate(text: str, max_chars: int) -> str:
+    """The first and the last half of so many characters, and a note how many are missing."""
+    if len(text) <= max_chars:
         return text
-    half = limit // 2
-    missing = len(text) - limit
+    half = max_chars // 2
+    missing = len(text) - max_chars
     return f"{text[:half]}\n\n... [truncated {missing} characters] ...\n\n{text[-half:]}"
 
 

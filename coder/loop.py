@@ -24,7 +24,7 @@ from coder.model_call import ask, end_of
 from coder.providers.errors import RetryPolicy
 from coder.run import End, Run
 from coder.text_calls import reminder
-from coder.tool_calls import reason_not_to_run, run_tools
+from coder.tool_calls import reason_not_to_run, run_tools, skip_calls
 from coder.toolset import Tool, Toolset
 from coder.types import (
     Aborted,
@@ -153,8 +153,11 @@ def run_step(run: Run) -> Events[End | None]:
     end = end_of(answer, run.model.context_window)
     if answer.calls:
         yield events.Status("running_tools")
-        stuck = yield from run_tools(run, reason_not_to_run(answer, end))
-        end = stuck or end
+        why_not = reason_not_to_run(answer, end)
+        if why_not:
+            yield from skip_calls(run, why_not)
+        else:
+            end = yield from run_tools(run)
         yield from run.add_pending()  # what the user has queued meanwhile
     yield run.end_step(answer.finish_reason, answer.usage)
     return end

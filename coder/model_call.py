@@ -165,8 +165,8 @@ def accept(run: Run, answer: Completion) -> Events[None]:
     run.compactions = 0
     run.text = answer.text
     run.last_usage = answer.usage
-    run.answer = answer.message
-    answer.message["meta"] = run.stamp()
+    run.answer_message = answer.message
+    answer.message["meta"] = run.new_meta()
     recognize_calls(run, answer)
     run.open_calls = [OpenCall(call, run.context(call)) for call in answer.calls]
     if answer.text or answer.calls:

@@ -45,19 +45,18 @@ class Repetitions:
         self._unchanged.clear()
         self._model_was_told = self.stale >= STALE_CALLS
 
-    def is_double(self, call: ToolCall, changes_nothing: bool) -> bool:
-        """Is the call equal to one of this answer after which nothing was changed? If not, remember
-        it.
-        """
-        if call.problem:  # the texts that could not be read may differ
-            return False
-        key = _key(call)
-        if key in self._unchanged:
-            return True
+    def seen_in_answer(self, call: ToolCall) -> bool:
+        """Is the call equal to one of this answer after which nothing was changed?"""
+        # Texts that could not be read may differ
+        return not call.problem and _key(call) in self._unchanged
+
+    def add_to_answer(self, call: ToolCall, changes_nothing: bool) -> None:
+        """Count a call of this answer, before it is run."""
+        if call.problem:
+            return
         if not changes_nothing:
             self._unchanged.clear()
-        self._unchanged.add(key)
-        return False
+        self._unchanged.add(_key(call))
 
     def times(self, call: ToolCall) -> int:
         """How often the call would now come in a row, with the same result."""

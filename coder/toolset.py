@@ -246,21 +246,27 @@ class Toolset:
         except Exception:  # an unknown tool; or a tool's title function, for unchecked arguments
             return call.name
 
-    def check(self, call: ToolCall) -> None:
-        """Bring the arguments of a call to the types that its tool takes.
+    def fit_arguments(self, call: ToolCall) -> Arguments:
+        """The arguments of a call in the types that its tool takes.
 
         Raises ToolError if they are unusable.
         """
         if call.problem:
             raise ToolError(f"the arguments are {call.problem}. Send one JSON object.")
         called = self.known.get(call.name)
-        if called is None:  # only a hook can answer it
-            return
+        if called is None:  # only a hook can give it a result
+            return call.arguments
         schema = called.parameters
         # One without properties may name its parameters elsewhere
         if "properties" in schema and not called.is_open:
             schema = {"additionalProperties": False} | schema
-        call.arguments = fit(call.arguments, schema, call.name, called.slips.hints)
+        fitted: Arguments = fit(
+            value=call.arguments,
+            schema=schema,
+            where=call.name,
+            hints=called.slips.hints,
+        )
+        return fitted
 
     def recognize(self, call: ToolCall) -> ToolCall:
         """The call as one of these tools takes it: with its own name and its own parameters.
@@ -313,15 +319,15 @@ class Toolset:
         """How many of these calls, from the first one, run together: here each runs alone."""
         return 1
 
-    def together(
-        self, works: Sequence[Generator[Event, None, ToolResult]], abort: Abort
+    def outputs_of(
+        self, tools: Sequence[Generator[Event, None, ToolResult]], abort: Abort
     ) -> Generator[tuple[int, Event | ToolResult], None, None]:
-        """Iterate over what `run` returned for the calls of a group, here one after the other.
+        """Run the calls of a group: `tools` is what `run` returned for each; here one by one.
 
         Yields (index of the call, event) for each event, and (index, result) once for each call.
         """
-        for index, work in enumerate(works):
-            with Returning(work) as events:
+        for index, tool in enumerate(tools):
+            with Returning(tool) as events:
                 for event in events:
                     yield index, event
             yield index, events.value
@@ -336,7 +342,7 @@ class Toolset:
             text = f"Error: {self._describe_unknown(call.name)}"
             return ToolResult(text, is_error=True, is_news=False)
         try:
-            self.check(call)  # again: hooks may have changed them
+            call.arguments = self.fit_arguments(call)  # again: hooks may have changed them
             value = yield from _call(called, call.arguments, ctx)
             result = as_result(value)
         except Aborted:

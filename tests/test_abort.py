@@ -29,14 +29,14 @@ from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.cli.process import Interrupts
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.events import Event, Retry, RunEnd, RunStart, TextDelta, ToolUpdate
+from coder.events import Event, Retry, RunEnd, RunStart, TextDelta, ToolEnd, ToolStart, ToolUpdate
 from coder.history import wire_messages
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.tools.bash import bash
 from coder.toolset import Toolset, tool
 from coder.types import Message
-from tests.harness import FAST, ask, assert_valid, drive, serve, types
+from tests.harness import FAST, all_of, ask, assert_valid, drive, serve, types
 from tests.terminal import (
     PATIENCE,
     PROMPT,
@@ -670,6 +670,8 @@ def test_a_keyboard_interrupt_in_a_tool_ends_the_run_in_order_and_then_climbs() 
     assert isinstance(events[-1], RunEnd) and events[-1].stop_reason == "aborted"
     assert_valid({"messages": wire_messages(messages)})
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
+    [start], [end] = all_of(ToolStart, events), all_of(ToolEnd, events)
+    assert start.id == end.id and end.is_error and end.result.content == messages[2]["content"]
 
 
 @pytest.mark.parametrize("moment", ["read", "write"])

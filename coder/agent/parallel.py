@@ -41,19 +41,19 @@ class ParallelTools(Toolset):
             size += 1
         return max(1, size)
 
-    def together(
-        self, works: Sequence[Work], abort: Abort
+    def outputs_of(
+        self, tools: Sequence[Work], abort: Abort
     ) -> Generator[tuple[int, Event | ToolResult], None, None]:
-        """Run the works at the same time, as Toolset.together.
+        """Run the tools at the same time, with the outputs of Toolset.outputs_of.
 
-        Raises what a work raises, or Aborted, after all works have ended or GRACE after an abort.
+        Raises what a tool raises, or Aborted, after all tools have ended or GRACE after an abort.
         If it is closed early, it sets `abort`, so that the tools end.
         """
-        if len(works) < 2:
-            yield from super().together(works, abort)
+        if len(tools) < 2:
+            yield from super().outputs_of(tools, abort)
             return
         outputs: Outputs = queue.SimpleQueue()
-        workers = [_Worker(index, work, outputs) for index, work in enumerate(works)]
+        workers = [_Worker(index, work, outputs) for index, work in enumerate(tools)]
         running = len(workers)
         errors: list[BaseException] = []
         try:
