@@ -2,10 +2,11 @@
 
     hooks = HookChain(permissions, FunctionHooks(after_tool_call=redact))
 
-A hook is a plain method or a generator that yields events and returns its value. A ToolError
-(DeniedError) raised around a tool answers its call, a ModelError raised before a request fails it.
-Any other exception ends the run: it is a bug, and the history is left valid. extend/guard.py has a
-guard for hooks that may fail or hang.
+A hook is a plain method, or a generator that yields events and returns its value. It is called by
+position: the names of its parameters are its own. A ToolError (DeniedError) raised around a tool
+becomes the result of the call, a ModelError raised before a request fails it. Any other exception
+ends the run: it is a bug, and the history is left valid. extend/guard.py has a guard for hooks that
+may fail or hang.
 """
 
 from __future__ import annotations
