@@ -18,7 +18,7 @@ from coder import events
 from coder.abort import Abort
 from coder.ai import Model
 from coder.events import Events, drain, resolve
-from coder.history import nothing_to_answer, user
+from coder.history import nothing_to_answer, stamped_usage, user
 from coder.hooks import Hooks
 from coder.model_call import ask, end_of
 from coder.providers.errors import RetryPolicy
@@ -141,6 +141,10 @@ def run_steps(run: Run) -> Events[End]:
         problem = yield from unanswerable(run.messages, run.hooks)
         if problem:
             raise ValueError(f"{problem}: give the run a prompt")
+
+    # An earlier run has left with its answer how many tokens the list has
+    run.history.repair()
+    run.last_usage = stamped_usage(run.messages)
 
     while True:
         # One step, if there is still one

@@ -6,7 +6,7 @@ import json
 
 from coder import events
 from coder.events import Events, Returning, resolve
-from coder.history import History, newest, repair, stamp_usage, stamped_usage, wire_messages
+from coder.history import History, newest, repair, stamp_usage, wire_messages
 from coder.providers.errors import Failures
 from coder.run import End, OpenCall, Run
 from coder.types import Completion, ModelError, Request, Trigger, Usage
@@ -110,8 +110,6 @@ def compact(run: Run, trigger: Trigger) -> Events[bool]:
         yield events.Status("compacting")
 
     # The hook shortens the list in place. Its event gets the number and the new list
-    if run.last_usage is None:
-        run.last_usage = stamped_usage(run.messages)  # an earlier run's
     shortening = run.hooks.on_length(run.messages, trigger, run.last_usage, run.abort)
     with Returning(resolve(shortening)) as work:
         for event in work:

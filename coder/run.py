@@ -100,8 +100,7 @@ class Run:
     pending: list[Message]  # prompts and queued messages that are not in the list yet
     steps: int = 0
     usage: Usage = field(default_factory=Usage)  # with that of sub-agents
-    # Of the newest answer. None: still to be read from the list; zeros: unknown, it was shortened
-    last_usage: Usage | None = None
+    last_usage: Usage = field(default_factory=Usage)  # of the newest answer; zeros: unknown
     text: str = ""  # of the newest answer
     compactions: int = 0  # since the newest answer
     was_reminded: bool = False  # that an answer called nothing
