@@ -159,8 +159,8 @@ def call_hook(
 def run_group(run: Run, group: list[OpenCall]) -> Events[None]:
     """Run the tools of calls without a result. An abort becomes the result of those it stops."""
     calls = [opened for opened in group if opened.result is None]
-    tools = [run.offered.run(opened.call, opened.ctx) for opened in calls]
-    outputs = run.offered.outputs_of(tools, run.abort)
+    generators = [run.offered.run(opened.call, opened.ctx) for opened in calls]
+    outputs = run.offered.outputs_of(generators, run.abort)
     for opened in calls:
         opened.begin_tool()
     try:

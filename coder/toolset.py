@@ -91,30 +91,30 @@ class ToolContext:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function, its name and what the model is sent of it.
+    """A function, what the model is sent of it, and how its calls are run."""
 
-    `title` is what people see of a call: the name of an argument, or a function of the arguments.
-    `concurrent`: its calls change nothing, and may run side by side (agent/parallel.py). `is_open`:
-    it takes arguments that its schema does not name; the function gets (ctx, arguments).
-    `permission`: the kind of its rules, "" for its own name. `default`: what holds without a rule.
-    `asks_itself`: with ctx.ask, about something exact; else each call is asked about before it
-    runs. `slips`: what models write for a call of it (slips.py). `twin`: a tool for the same work
-    in another form, which is not offered, and runs if the model calls it.
-    """
-
+    # What the model is sent
     name: str
     description: str
     parameters: Schema
+
+    # How it is called
     function: Callable[..., Any]
     context: str = ""  # the parameter that takes the ToolContext
+    is_open: bool = False  # takes what its schema does not name: function(ctx, arguments)
+    concurrent: bool = False  # changes nothing, so that calls may run in parallel
+
+    # What people see of a call: the value of this argument, or of a function of all arguments
     title: Title = ""
-    concurrent: bool = False
-    is_open: bool = False
+
+    # Who decides whether a call is run
+    permission: str = ""  # the kind of its rules; "": its name
+    default: Default = "ask"  # what holds without a rule
+    asks_itself: bool = False  # by ctx.ask, about something exact; else each call is asked about
+
+    # What models call instead
     slips: Slips = NO_SLIPS
-    permission: str = ""
-    default: Default = "ask"
-    asks_itself: bool = False
-    twin: Tool | None = None
+    twin: Tool | None = None  # for the same work in another form: not offered, but run if called
 
     @property
     def kind(self) -> str:
@@ -175,19 +175,27 @@ def tool(
         raise TypeError(f"tool {name}: default has to be allow or ask, not {default!r}")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"tool {name} is async: tools are plain functions or generators")
-    hints = typing.get_type_hints(function)
+
+    # The parameters that the model sees: all but the one for the ToolContext
+    type_hints = typing.get_type_hints(function)
     signature = dict(inspect.signature(function).parameters)
-    context = next((name for name in signature if hints.get(name) is ToolContext), "")
+    contexts = [parameter for parameter in signature if type_hints.get(parameter) is ToolContext]
+    context = contexts[0] if contexts else ""
     signature.pop(context, None)
-    doc = inspect.getdoc(function) or ""
-    description, parameters = described_schema(f"tool {name}", doc, signature, hints)
+
+    description, parameters = described_schema(
+        where=f"tool {name}",
+        doc=inspect.getdoc(function) or "",
+        signature=signature,
+        type_hints=type_hints,
+    )
     return Tool(
-        name,
-        description,
-        parameters,
-        function,
+        name=name,
+        description=description,
+        parameters=parameters,
+        function=function,
         context=context,
-        title=title or next(iter(signature), ""),
+        title=title or next(iter(signature), ""),  # the first argument
         default=default,
         **options,
     )
@@ -206,8 +214,10 @@ class Toolset:
         cwd: str | Path | None = None,
         session_id: str = "",
     ) -> None:
-        made = [_as_tool(entry) for entry in tools]
-        self.tools: dict[str, Tool] = {tool.name: tool for tool in made}
+        self.tools: dict[str, Tool] = {}
+        for entry in tools:
+            made = _as_tool(entry)
+            self.tools[made.name] = made
         self.cwd = Path(cwd or Path.cwd()).resolve()
         self.session_id = session_id
         self.seen: dict[Path, Any] = {}
@@ -217,22 +227,24 @@ class Toolset:
         return [tool.schema for tool in self.tools.values()]
 
     def select(self, entries: Iterable[Any]) -> tuple[list[Schema], Toolset]:
-        """The schemas of these entries, and this set with the tools that they name.
+        """(the schemas of these entries, a set with the tools that they name).
 
-        An entry is a schema, or a tool or function, which need not be in the set.
+        An entry is the schema of a tool in this set; or a tool or function, which need not be in
+        it.
         """
         schemas = []
         tools = self.tools.copy()
         for entry in entries:
-            made = _as_tool(entry)
-            if isinstance(made, Tool):
+            if isinstance(entry, dict):
+                schemas.append(entry)
+            else:
+                made = _as_tool(entry)
                 tools[made.name] = made
-                made = made.schema
-            schemas.append(made)
+                schemas.append(made.schema)
         names = {(schema.get("function") or {}).get("name") for schema in schemas}
-        chosen = copy.copy(self)
-        chosen.tools = {name: tool for name, tool in tools.items() if name in names}
-        return schemas, chosen
+        selected = copy.copy(self)
+        selected.tools = {name: tool for name, tool in tools.items() if name in names}
+        return schemas, selected
 
     @property
     def known(self) -> dict[str, Tool]:
@@ -241,6 +253,7 @@ class Toolset:
         return {twin.name: twin for twin in twins} | self.tools
 
     def title(self, call: ToolCall) -> str:
+        """What people see of a call."""
         try:
             return self.known[call.name].title_of(call.arguments)
         except Exception:  # an unknown tool; or a tool's title function, for unchecked arguments
@@ -291,14 +304,14 @@ class Toolset:
         if name in known:
             return known[name]
         word = name.lower()
-        meant = []
+        candidates = []
         for tool in known.values():
             if word == tool.name.lower() or word in tool.slips.names:
-                meant.append(tool)
-        return meant[0] if len(meant) == 1 else None
+                candidates.append(tool)
+        return candidates[0] if len(candidates) == 1 else None
 
     def _describe_unknown(self, name: str) -> str:
-        """What a call of an unknown tool is answered with."""
+        """What the model is told after a call of an unknown tool."""
         tools = f"The tools are: {', '.join(self.tools) or 'none'}"
         if name == NO_NAME:
             return f"the call had no name. {tools}"
@@ -320,14 +333,14 @@ class Toolset:
         return 1
 
     def outputs_of(
-        self, tools: Sequence[Generator[Event, None, ToolResult]], abort: Abort
+        self, generators: Sequence[Generator[Event, None, ToolResult]], abort: Abort
     ) -> Generator[tuple[int, Event | ToolResult], None, None]:
-        """Run the calls of a group: `tools` is what `run` returned for each; here one by one.
+        """Run the calls of a group, here one after the other. `run` has made their generators.
 
         Yields (index of the call, event) for each event, and (index, result) once for each call.
         """
-        for index, tool in enumerate(tools):
-            with Returning(tool) as events:
+        for index, generator in enumerate(generators):
+            with Returning(generator) as events:
                 for event in events:
                     yield index, event
             yield index, events.value
@@ -352,24 +365,24 @@ class Toolset:
         except Exception as error:
             why = f"{call.name} failed: {type(error).__name__}: {error}"
             result = as_failure(ToolError(why))
-        yield from ctx.updates
+        yield from ctx.updates  # those after the last yield of the tool
         return result
 
 
-def _as_tool(entry: Any) -> Any:
-    """A function as a tool; a tool, or the schema of one, as it is."""
-    return entry if isinstance(entry, Tool | dict) else tool(entry)
+def _as_tool(entry: Tool | Callable[..., Any]) -> Tool:
+    return entry if isinstance(entry, Tool) else tool(entry)
 
 
 def _call(called: Tool, arguments: Arguments, ctx: ToolContext) -> Generator[Event, None, Any]:
-    """Call the function; what a generator yields goes out: events as they are, the rest as
-    updates.
+    """Call the function. What a generator yields is passed on: events as they are, anything else
+    as an update.
     """
     if called.is_open:
         value = called.function(ctx, arguments)
+    elif called.context:
+        value = called.function(**arguments, **{called.context: ctx})
     else:
-        context = {called.context: ctx} if called.context else {}
-        value = called.function(**arguments, **context)
+        value = called.function(**arguments)
     if not isinstance(value, Generator):
         return value
     with Returning(value) as outputs:

@@ -42,18 +42,18 @@ class ParallelTools(Toolset):
         return max(1, size)
 
     def outputs_of(
-        self, tools: Sequence[Work], abort: Abort
+        self, generators: Sequence[Work], abort: Abort
     ) -> Generator[tuple[int, Event | ToolResult], None, None]:
-        """Run the tools at the same time, with the outputs of Toolset.outputs_of.
+        """Run the calls at the same time; yields what Toolset.outputs_of does.
 
-        Raises what a tool raises, or Aborted, after all tools have ended or GRACE after an abort.
+        Raises what a generator raises, or Aborted, after all have ended or GRACE after an abort.
         If it is closed early, it sets `abort`, so that the tools end.
         """
-        if len(tools) < 2:
-            yield from super().outputs_of(tools, abort)
+        if len(generators) < 2:
+            yield from super().outputs_of(generators, abort)
             return
         outputs: Outputs = queue.SimpleQueue()
-        workers = [_Worker(index, work, outputs) for index, work in enumerate(tools)]
+        workers = [_Worker(index, work, outputs) for index, work in enumerate(generators)]
         running = len(workers)
         errors: list[BaseException] = []
         try:
