@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from coder.providers.errors import join
-from coder.providers.profiles import BUDGET, EFFORT, EXTRA_MEMBERS, LIMITS, THINK, Profile
+from coder.providers.profiles import BUDGET, EFFORT, EXTRA_MEMBERS, OUTPUT_LIMITS, THINK, Profile
 from coder.providers.text import JsonObject, dictionaries, mend, mend_all, text_of
 from coder.types import Message, ModelError, Reasoning, Request
 
@@ -107,7 +107,7 @@ class RequestEncoder:
         body |= thinking(profile, request.reasoning, self.budgets)
         body |= self.extra
         body |= options
-        unwanted = {"messages", *LIMITS, *(rejected - NEEDED)}  # the conversation's follow
+        unwanted = {"messages", *OUTPUT_LIMITS, *(rejected - NEEDED)}  # the conversation's follow
         body = {name: value for name, value in body.items() if name not in unwanted}
         return body | self._output_limit(options, rejected)
 
@@ -131,10 +131,10 @@ class RequestEncoder:
 
     def _output_limit(self, options: Mapping[str, Any], rejected: frozenset[str]) -> JsonObject:
         """The limit under its name on this server, or under the other one if that was rejected."""
-        names = [self.profile.output_limit, *LIMITS]
+        names = [self.profile.output_limit, *OUTPUT_LIMITS]
         taken = [name for name in names if name not in rejected]
         for members in (options, self.extra):
-            for name in LIMITS:
+            for name in OUTPUT_LIMITS:
                 if name in members and taken:
                     return {taken[0]: members[name]}
         return {}
