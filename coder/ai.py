@@ -109,22 +109,14 @@ class ChatModel:
         self.budgets = budgets
         self.price = price
         self.tap = tap
-        if client is None:
-            self.endpoint = Endpoint(
-                base_url=base_url,
-                api_key=api_key,
-                headers=headers or {},
-                redact=redact,
-            )
-        elif base_url or api_key:
-            raise ValueError("client= has an address and a key of its own")
-        else:
-            self.endpoint = client_endpoint(
-                client=client,
-                model=name,
-                headers=headers or {},
-                redact=redact,
-            )
+        self.endpoint = endpoint_for(
+            model=name,
+            base_url=base_url,
+            api_key=api_key,
+            headers=headers or {},
+            redact=redact,
+            client=client,
+        )
         address = self.endpoint.address or ""
         self.profile: Profile = profiles.profile_of(host_of(address), name, profile)
         self.endpoint.key_header = self.profile.key_header
@@ -224,16 +216,22 @@ class ChatModel:
                 yield Notice(text)
 
 
-def client_endpoint(
-    client: Any,
+def endpoint_for(
     model: str,
+    base_url: str | None,
+    api_key: str | None,
     headers: Mapping[str, str],
     redact: Redact | None,
+    client: Any,
 ) -> Endpoint:
-    """An endpoint to which a client of the openai package sends the requests."""
+    """The server at an address, or the one of a client of the openai package."""
+    if client is None:
+        return Endpoint(base_url=base_url, api_key=api_key, headers=headers, redact=redact)
+    if base_url or api_key:
+        raise ValueError("client= has an address and a key of its own")
     from coder.providers.openai_client import ClientEndpoint  # late: the package takes 0.5 s
 
-    return ClientEndpoint(client, model, headers, redact)
+    return ClientEndpoint(client=client, model=model, headers=headers, redact=redact)
 
 
 def raise_unless_whole(failure: ModelError, assembler: Assembler) -> None:

@@ -163,14 +163,10 @@ def run_steps(run: Run) -> Events[End]:
         if not end.continuable:
             return end
 
-        # The model is done. A queued message continues the run, and so does a reminder
+        # The model is done: queued messages, or a reminder, may continue the run
         yield events.Status("finishing")
-        yield from take_queued_messages(run)
-        if not run.pending and end.stop_reason == "stop":
-            failure = yield from remind_to_call(run)
-            if failure:
-                return failure
-        if not run.pending:
+        end = yield from continue_run(run, end)
+        if end:
             return end
         yield events.Status("preparing")
 
@@ -200,14 +196,6 @@ def run_step(run: Run) -> Events[End | None]:
     return end
 
 
-def take_queued_messages(run: Run) -> Events[None]:
-    """Queue the steering messages or, without any, the follow-ups."""
-    queued = yield from resolve(run.hooks.get_steering_messages())
-    if not queued:
-        queued = yield from resolve(run.hooks.get_follow_up_messages())
-    run.pending += queued
-
-
 def unanswerable(messages: list[Message], hooks: Hooks) -> Events[str]:
     """Why a model has nothing to answer, also in the list as the hooks convert it; "" if it has."""
     problem = nothing_to_answer(messages)
@@ -217,10 +205,26 @@ def unanswerable(messages: list[Message], hooks: Hooks) -> Events[str]:
     return problem
 
 
-def remind_to_call(run: Run) -> Events[End | None]:
-    """Queue a reminder after an answer that only writes or announces a call.
+def continue_run(run: Run, end: End) -> Events[End | None]:
+    """Add what continues a run whose model is done to its pending messages; else returns the End.
 
-    Returns the End of a run in which the model was reminded before.
+    That is a steering message or, without one, a follow-up or, without one, a reminder.
+    """
+    queued = yield from resolve(run.hooks.get_steering_messages())
+    if not queued:
+        queued = yield from resolve(run.hooks.get_follow_up_messages())
+    run.pending += queued
+    if queued:
+        return None
+    if end.stop_reason != "stop":
+        return end
+    return (yield from remind_to_call(run, end))
+
+
+def remind_to_call(run: Run, end: End) -> Events[End | None]:
+    """Remind the model, if its answer only writes or announces a call; else returns the End.
+
+    The second time the run ends with an error.
     """
     text = reminder(
         answer=run.text,
@@ -229,7 +233,7 @@ def remind_to_call(run: Run) -> Events[End | None]:
         has_run_tools=run.repetitions.calls > 0,
     )
     if not text:
-        return None
+        return end
     if run.was_reminded:
         return End("error", f"Error: {NOT_CALLED}", ModelError("no_call", NOT_CALLED))
     run.was_reminded = True

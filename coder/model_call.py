@@ -6,7 +6,7 @@ import json
 
 from coder import events
 from coder.events import Events, Returning, resolve
-from coder.history import History, newest, repair, stamp_usage, wire_messages
+from coder.history import History, calls_of, newest, repair, stamp_usage, wire_messages
 from coder.providers.errors import Failures
 from coder.run import End, OpenCall, Run
 from coder.types import Completion, ModelError, Request, Trigger, Usage
@@ -40,12 +40,7 @@ def ask(run: Run) -> Events[Completion | End]:
             delay = failures.add(error)
             if delay is None:
                 return End("error", failures.text(error), error)
-            yield from wait_to_retry(
-                run=run,
-                attempt=failures.attempts,
-                delay=delay,
-                error=error,
-            )
+            yield from wait_to_retry(run, attempt=failures.attempts, delay=delay, error=error)
             continue
 
         # An answer that the full context has cut: again, if the list can be shortened
@@ -58,12 +53,8 @@ def ask(run: Run) -> Events[Completion | End]:
         if is_empty(answer) and not empty_is_fine:
             empty_is_fine = True
             failures.attempts += 1
-            yield from wait_to_retry(
-                run=run,
-                attempt=failures.attempts,
-                delay=0.0,
-                error=ModelError("empty", "the answer was empty", retryable=True),
-            )
+            nothing = ModelError("empty", "the answer was empty", retryable=True)
+            yield from wait_to_retry(run, attempt=failures.attempts, delay=0.0, error=nothing)
             continue
 
         yield from accept(run, answer)
@@ -212,7 +203,7 @@ def recognize_calls(run: Run, answer: Completion) -> None:
 
     The message is changed as well: the model reads in it how the tool is really called.
     """
-    entries = {entry.get("id"): entry for entry in answer.message.get("tool_calls") or ()}
+    entries = {entry.get("id"): entry for entry in calls_of(answer.message)}
     written = answer.calls
     answer.calls = [run.offered.recognize(call) for call in written]
     for call, meant in zip(written, answer.calls):

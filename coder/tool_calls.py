@@ -60,8 +60,8 @@ def run_tools(run: Run) -> Events[End | None]:
             yield from run.add_result(opened)
 
         # A call that repeats itself ends the run, and so do calls that bring nothing new
-        if end is None and run.repetitions.is_stuck:
-            end = yield from end_stuck(run, group[-1].call)
+        if end is None:
+            end = yield from stop_if_stuck(run, group[-1].call)
         if end:
             yield from skip_calls(run, NOT_RUN)
             return end
@@ -126,12 +126,7 @@ def start_call(run: Run, opened: OpenCall) -> Events[End | None]:
         return None
 
     # A hook may deny the call, or have a result for it
-    result = yield from call_hook(
-        run=run,
-        opened=opened,
-        hook=run.hooks.before_tool_call,
-        argument=opened.ctx,
-    )
+    result = yield from call_hook(run, opened, hook=run.hooks.before_tool_call, argument=opened.ctx)
     if result:
         yield from finish_call(run, opened, result)
     return None
@@ -193,12 +188,7 @@ def pass_on(run: Run, opened: OpenCall, event: Event) -> Events[None]:
 def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
     """Let the hooks change the result, truncate it, and report the end of the call."""
     opened.end_tool()
-    changed = yield from call_hook(
-        run=run,
-        opened=opened,
-        hook=run.hooks.after_tool_call,
-        argument=result,
-    )
+    changed = yield from call_hook(run, opened, hook=run.hooks.after_tool_call, argument=result)
     result = changed or result
     result.content = truncate_content(result.content, run.limits.max_output)
     run.repetitions.add(opened.call, result)
@@ -218,7 +208,8 @@ def stop_repetition(run: Run, opened: OpenCall) -> Events[End | None]:
     if count > run.repetitions.threshold:
         yield opened.close(ToolResult(NOT_RUN, is_error=True))
         return End("doom_loop", f"Stopped: {times}.")
-    if (yield from may_repeat(run, call, count)):
+    is_allowed = yield from may_repeat(run, call, count)
+    if is_allowed:
         return None
     run.repetitions.refuse(call)
     text = (
@@ -229,9 +220,12 @@ def stop_repetition(run: Run, opened: OpenCall) -> Events[End | None]:
     return None
 
 
-def end_stuck(run: Run, call: ToolCall) -> Events[End | None]:
+def stop_if_stuck(run: Run, call: ToolCall) -> Events[End | None]:
     """The End of a run whose calls bring nothing new, unless the user or a hook lets it go on."""
-    if (yield from may_repeat(run, call, STALE_CALLS_TO_END)):
+    if not run.repetitions.is_stuck:
+        return None
+    is_allowed = yield from may_repeat(run, call, STALE_CALLS_TO_END)
+    if is_allowed:
         return None
     return End("doom_loop", f"Stopped: the last {STALE_CALLS_TO_END} calls brought nothing new.")
 

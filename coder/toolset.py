@@ -180,7 +180,7 @@ def tool(
     type_hints = typing.get_type_hints(function)
     signature = dict(inspect.signature(function).parameters)
     contexts = [parameter for parameter in signature if type_hints.get(parameter) is ToolContext]
-    context = contexts[0] if contexts else ""
+    context = next(iter(contexts), "")
     signature.pop(context, None)
 
     description, parameters = described_schema(
