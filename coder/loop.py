@@ -142,7 +142,7 @@ def run_steps(run: Run) -> Events[End]:
         if problem:
             raise ValueError(f"{problem}: give the run a prompt")
 
-    # An earlier run has left with its answer how many tokens the list has
+    # The newest answer in the list, an earlier run's, has what was counted for it
     run.history.repair()
     run.last_usage = stamped_usage(run.messages)
 

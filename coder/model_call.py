@@ -144,7 +144,8 @@ def stream_answer(run: Run) -> Events[Completion]:
 
 
 def make_request(run: Run) -> Events[Request]:
-    """The list in the API's form, with the tools, as the hooks change it."""
+    """The list in the API's form, with the tools, as the hooks change it. The run keeps which tools
+    are offered."""
     # The hooks choose and convert what is sent. They had the list: all is repaired once more
     chosen = yield from resolve(run.hooks.transform_context(run.messages, run.abort))
     converted = yield from resolve(run.hooks.convert_to_llm(chosen))

@@ -50,12 +50,11 @@ class OpenCall:
     ctx: ToolContext
     is_announced: bool = False  # its ToolStart is out: a ToolEnd has to follow
     result: ToolResult | None = None  # once its ToolEnd is out
-    output: deque[str] = field(
-        default_factory=lambda: deque(maxlen=100)
-    )  # the newest updates of its tool
+    # The newest updates of its tool
+    output: deque[str] = field(default_factory=lambda: deque(maxlen=100))
 
-    # Seconds. What the tool takes is without the time of hooks and of the user's replies
-    tool_began: float | None = None  # by the monotonic clock; None: it is not running
+    # Seconds. The tool's own are without those of hooks and of the user's replies
+    tool_began: float | None = None  # by the monotonic clock; None: the tool is not running
     user_seconds: float = 0.0
     tool_seconds: float = 0.0
 
@@ -159,7 +158,7 @@ class Run:
             message = self.pending[0]
             self.messages.append(message)
             self.pending.pop(0)  # after the append: after an interrupt between them it comes twice
-            yield from _announce(message)
+            yield from _report(message)
 
     def add_result(self, opened: OpenCall) -> Events[None]:
         assert opened.result
@@ -168,7 +167,7 @@ class Run:
         # After the append: an interrupt between them leaves the result twice, and repair drops one
         self.open_calls.remove(opened)
         self.tool_messages.append(message)
-        yield from _announce(message)
+        yield from _report(message)
 
     def settle(self) -> Events[None]:
         """Leave the list valid, whatever stopped the run. Does nothing the second time."""
@@ -180,6 +179,7 @@ class Run:
             self.partial = []
             self.messages.append(self.answer_message)
             yield events.MessageEnd(self.answer_message)  # its start was at its first delta
+
         # Each call gets a result, and each ToolStart its ToolEnd
         for opened in self.open_calls[:]:
             if not opened.is_announced:
@@ -188,6 +188,7 @@ class Run:
                 yield opened.close(self.abort_result(opened))
             yield from self.add_result(opened)
         self.history.repair()  # an interrupt may have left a result twice
+
         # Prompts and queued messages are kept
         yield from self.add_pending()
         if self.in_step:
@@ -208,14 +209,15 @@ class Run:
         return ToolResult(truncate(text, max_chars), is_error=True)
 
     def abort_end(self) -> End:
+        """The End of a run that was aborted, by the user or by a time limit."""
         if self.abort.reason != "max_time":
             return End("aborted", "Request aborted.")
-        limit = "Time limit"
-        if self.limits.max_seconds is not None:  # None: the limit is the parent run's
+        limit = "Time limit"  # of the parent's run, if this one has none
+        if self.limits.max_seconds is not None:
             limit = f"Time limit of {self.limits.max_seconds:g} s"
         return End("max_time", self.text or f"{limit} reached, task may be incomplete.")
 
 
-def _announce(message: Message) -> Events[None]:
+def _report(message: Message) -> Events[None]:
     yield events.MessageStart(message)
     yield events.MessageEnd(message)

@@ -46,7 +46,7 @@ def run_tools(run: Run) -> Events[End | None]:
     """Add a result for each open call. Returns the End of a run that repeats itself."""
     run.repetitions.begin_answer()
     while run.open_calls:
-        # A group is one call alone, or neighbours that run side by side
+        # Start the next group, which is one call alone, or neighbours that run side by side
         size = run.offered.group_size([opened.call for opened in run.open_calls])
         group: list[OpenCall] = []
         end: End | None = None
@@ -55,6 +55,8 @@ def run_tools(run: Run) -> Events[End | None]:
             end = yield from start_call(run, opened)
             if end:
                 break
+
+        # Run it; results enter the list in the order of the answer
         yield from run_group(run, group)
         for opened in group:
             yield from run.add_result(opened)
@@ -76,27 +78,27 @@ def run_tools(run: Run) -> Events[End | None]:
 
 
 def announce_call(run: Run, opened: OpenCall) -> Events[ToolResult | None]:
-    """Give the call arguments of the types of its tool, and report its start.
+    """Bring the arguments of a call to the types of its tool, and report its start.
 
-    Returns the result of a call whose arguments are unusable.
+    If that fails, returns what becomes the result; the event has {} as arguments.
     """
     call = opened.call
-    unusable: ToolResult | None = None
-    visible_arguments = {}
+    failure: ToolResult | None = None
+    arguments = {}
     try:
         call.arguments = run.offered.fit_arguments(call)
-        visible_arguments = copied(call.arguments)  # a consumer of the event may change them
+        arguments = copied(call.arguments)  # a consumer of the event may change them
     except ToolError as error:
-        unusable = as_failure(error)
-        unusable.is_news = False
+        failure = as_failure(error)
+        failure.is_news = False
     opened.is_announced = True
     yield events.ToolStart(
         id=call.id,
         name=call.name,
-        arguments=visible_arguments,
+        arguments=arguments,
         title=run.offered.title(call),
     )
-    return unusable
+    return failure
 
 
 def start_call(run: Run, opened: OpenCall) -> Events[End | None]:
@@ -105,12 +107,12 @@ def start_call(run: Run, opened: OpenCall) -> Events[End | None]:
     Returns the End of a run that repeats itself.
     """
     call = opened.call
-    unusable = yield from announce_call(run, opened)
+    failure = yield from announce_call(run, opened)
     if run.abort.is_set:
         yield opened.close(ToolResult(f"Not run: {run.abort_reason}.", is_error=True))
         return None
 
-    # A repetition: in this answer, or of the calls before it
+    # A repetition: of a call of this answer, or of the calls before
     if run.repetitions.seen_in_answer(call):
         yield opened.close(ToolResult(SAME_AS_ABOVE))
         return None
@@ -119,10 +121,10 @@ def start_call(run: Run, opened: OpenCall) -> Events[End | None]:
     if opened.result:
         return end
 
-    # A call that cannot be made; no hook sees it
-    if unusable:
-        run.repetitions.add(call, unusable)
-        yield opened.close(unusable)
+    # Unusable arguments: no hook sees the call
+    if failure:
+        run.repetitions.add(call, failure)
+        yield opened.close(failure)
         return None
 
     # A hook may deny the call, or have a result for it
@@ -189,10 +191,10 @@ def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
     """Let the hooks change the result, truncate it, and report the end of the call."""
     opened.end_tool()
     changed = yield from call_hook(run, opened, hook=run.hooks.after_tool_call, argument=result)
-    result = changed or result
-    result.content = truncate_content(result.content, run.limits.max_output)
-    run.repetitions.add(opened.call, result)
-    yield opened.close(result)
+    final = changed or result
+    final.content = truncate_content(final.content, run.limits.max_output)
+    run.repetitions.add(opened.call, final)
+    yield opened.close(final)
 
 
 def stop_repetition(run: Run, opened: OpenCall) -> Events[End | None]:
@@ -201,19 +203,19 @@ def stop_repetition(run: Run, opened: OpenCall) -> Events[End | None]:
     Returns the End of the run, if the model was told so before and repeats the call nevertheless.
     """
     call = opened.call
-    count = run.repetitions.times(call)
+    count = run.repetitions.times_in_a_row(call)
     if count < run.repetitions.threshold:
         return None
-    times = f"{call.name} was called {count} times in a row with the same arguments"
+    problem = f"{call.name} was called {count} times in a row with the same arguments"
     if count > run.repetitions.threshold:
         yield opened.close(ToolResult(NOT_RUN, is_error=True))
-        return End("doom_loop", f"Stopped: {times}.")
+        return End("doom_loop", f"Stopped: {problem}.")
     is_allowed = yield from may_repeat(run, call, count)
     if is_allowed:
         return None
-    run.repetitions.refuse(call)
+    run.repetitions.add_not_run(call)
     text = (
-        f"Not run: {times}, and its result was the same. Do something else, or say what is in the "
+        f"Not run: {problem}, and its result was the same. Do something else, or say what is in the "
         "way. The same call once more ends the run."
     )
     yield opened.close(ToolResult(text, is_error=True))
