@@ -24,7 +24,7 @@ NOT_RUN = "Not run: the run ended before this call."
 
 
 def user(text: str | list[dict[str, Any]]) -> Message:
-    """A user message, stamped."""
+    """A user message, with its time."""
     return {"role": "user", "content": mend_all(content_of(text)), "meta": {"timestamp": now()}}
 
 
@@ -65,15 +65,15 @@ def is_answer(message: Message) -> bool:
     return message.get("role") == "assistant" and not message.get("meta", {}).get("aborted")
 
 
-def stamp_usage(message: Message, usage: Usage, sent: int) -> None:
-    """Keep with an answer what was counted for it, and how many messages were sent for it."""
-    count = {"input": usage.input, "output": usage.output, "messages": sent}
-    message["meta"] = message.get("meta", {}) | {"usage": count}
+def keep_usage(answer: Message, usage: Usage, messages_before: int) -> None:
+    """Keep with an answer the tokens of it and of the messages before it."""
+    count = {"input": usage.input, "output": usage.output, "messages": messages_before}
+    answer["meta"] = answer.get("meta", {}) | {"usage": count}
 
 
-def stamped_usage(messages: list[Message]) -> Usage:
-    """The tokens of the newest answer and of what was sent for it; zeros if they are unknown, or if
-    there are more or fewer messages before it now.
+def kept_usage(messages: list[Message]) -> Usage:
+    """What was kept with the newest answer; zeros if nothing was, or if there are more or fewer
+    messages before it now.
 
     `messages` have to be in order (repair).
     """
@@ -88,7 +88,7 @@ def stamped_usage(messages: list[Message]) -> Usage:
 
 
 def forget_usage(messages: list[Message]) -> None:
-    """Forget, in place, what was counted for the answers: other messages were counted."""
+    """Take out of the answers, in place, what was kept with them: other messages were counted."""
     for message in messages:
         if is_answer(message):
             message.get("meta", {}).pop("usage", None)
@@ -250,14 +250,11 @@ def _with_good_calls(message: Message, used_ids: set[str]) -> Message:
 def _mended_call(call: dict[str, Any], call_id: str) -> dict[str, Any]:
     """The call with this id, and with a name and arguments that servers take."""
     function = call["function"]
-    mended = {
-        "name": safe_name(function["name"]),
-        "arguments": function["arguments"] if _is_object(function["arguments"]) else "{}",
-    }
-    function_is_good = function | mended == function
-    if call_id == call["id"] and function_is_good:
+    arguments = function["arguments"] if _is_object(function["arguments"]) else "{}"
+    mended = function | {"name": safe_name(function["name"]), "arguments": arguments}
+    if call_id == call["id"] and mended == function:
         return call
-    return call | {"id": call_id, "type": "function", "function": function | mended}
+    return call | {"id": call_id, "type": "function", "function": mended}
 
 
 def _results_after(index: int, messages: list[Message]) -> list[Message]:

@@ -18,7 +18,7 @@ from coder import events
 from coder.abort import Abort
 from coder.ai import Model
 from coder.events import Events, drain, resolve
-from coder.history import nothing_to_answer, stamped_usage, user
+from coder.history import kept_usage, nothing_to_answer, user
 from coder.hooks import Hooks
 from coder.model_call import ask, end_of
 from coder.providers.errors import RetryPolicy
@@ -144,7 +144,7 @@ def run_steps(run: Run) -> Events[End]:
 
     # The newest answer in the list, an earlier run's, has what was counted for it
     run.history.repair()
-    run.last_usage = stamped_usage(run.messages)
+    run.last_usage = kept_usage(run.messages)
 
     while True:
         # One step, if there is still one

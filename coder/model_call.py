@@ -6,7 +6,7 @@ import json
 
 from coder import events
 from coder.events import Events, Returning, resolve
-from coder.history import History, calls_of, newest, repair, stamp_usage, wire_messages
+from coder.history import History, calls_of, keep_usage, newest, repair, wire_messages
 from coder.providers.errors import Failures
 from coder.run import End, OpenCall, Run
 from coder.types import Completion, ModelError, Request, Trigger, Usage
@@ -192,7 +192,7 @@ def accept(run: Run, answer: Completion) -> Events[None]:
     recognize_calls(run, answer)
     run.open_calls = [OpenCall(call, run.context(call)) for call in answer.calls]
     if answer.text or answer.calls:
-        stamp_usage(answer.message, answer.usage, len(run.messages))
+        keep_usage(answer.message, answer.usage, len(run.messages))
         run.messages.append(answer.message)
     yield events.MessageEnd(answer.message)
     if answer.finish == "content_filter":
