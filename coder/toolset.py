@@ -46,26 +46,31 @@ def keep(text: str) -> str:
 
 @dataclass
 class ToolContext:
-    """What a tool gets.
+    """What a tool gets for one call."""
 
-    `seen`: digests of files as this session last read or wrote them; None if only their names were
-    told.
-    """
-
+    # Where and when it works
     cwd: Path
     abort: Abort
+
+    # Which call it is
     session_id: str = ""
     message_id: str = ""
     call_id: str = ""
+    tool: Tool | None = None  # that is called; None: the set has none of this name
+
+    # What the session knows of files: a digest of each as last read or written, None if only its
+    # name was told
     seen: dict[Path, Any] = field(default_factory=dict)
+
+    # What hooks add: the permissions, the sandbox, the redaction
     authorize: Authorize | None = None
     secret: Callable[[str], bool] | None = None  # may this file only be searched with permission?
-    confine: Any = None  # starts child processes confined (permissions/sandbox.py)
-    budget: Budget | None = None  # of the run, for a tool that starts another one
-    redact: Callable[[str], str] = keep  # takes the values of keys out (permissions/redact.py)
-    updates: list[Any] = field(default_factory=list, repr=False)  # events not yielded yet
-    tool: Tool | None = None  # that is called; None: the set has none of this name
     read_only: bool = False  # the agent changes nothing: what a tool starts may not either
+    confine: Any = None  # starts child processes confined (permissions/sandbox.py)
+    redact: Callable[[str], str] = keep  # takes the values of keys out (permissions/redact.py)
+
+    budget: Budget | None = None  # of the run, for a tool that starts another one
+    updates: list[Any] = field(default_factory=list, repr=False)  # events not yielded yet
 
     def update(self, text: str) -> None:
         """Show output while the tool works: when it yields next, or returns."""
@@ -222,8 +227,11 @@ class Toolset:
         self.session_id = session_id
         self.seen: dict[Path, Any] = {}
 
+    # -- which tools
+
     @property
     def schemas(self) -> list[Schema]:
+        """The tools in the API's form."""
         return [tool.schema for tool in self.tools.values()]
 
     def select(self, entries: Iterable[Any]) -> tuple[list[Schema], Toolset]:
@@ -251,6 +259,8 @@ class Toolset:
         """The tools that run by their names: the offered ones, and their twins."""
         twins = [tool.twin for tool in self.tools.values() if tool.twin]
         return {twin.name: twin for twin in twins} | self.tools
+
+    # -- what a call means
 
     def title(self, call: ToolCall) -> str:
         """What people see of a call."""
@@ -323,6 +333,8 @@ class Toolset:
                 return f"there is no tool {name!r}; {tool.slips.hints[word]}. {tools}"
         return f"there is no tool {name!r}. {tools}"
 
+    # -- running calls
+
     def changes_nothing(self, call: ToolCall) -> bool:
         """Is this a call of a tool that changes nothing?"""
         tool = self.tools.get(call.name)
@@ -346,7 +358,7 @@ class Toolset:
             yield index, events.value
 
     def run(self, call: ToolCall, ctx: ToolContext) -> Generator[Event, None, ToolResult]:
-        """Run one call.
+        """Run one call: yields what happens, returns the result.
 
         Errors in the arguments or in the tool become the result. Raises Aborted.
         """
@@ -362,7 +374,7 @@ class Toolset:
             raise
         except ToolError as error:
             result = as_failure(error)
-        except Exception as error:
+        except Exception as error:  # a bug of the tool
             why = f"{call.name} failed: {type(error).__name__}: {error}"
             result = as_failure(ToolError(why))
         yield from ctx.updates  # those after the last yield of the tool
