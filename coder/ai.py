@@ -44,7 +44,7 @@ from coder.providers.connection import Redact
 from coder.providers.endpoint import Endpoint
 from coder.providers.errors import well_formed
 from coder.providers.profiles import CHARS_PER_TOKEN, OUTPUT_LIMITS, Price, Profile
-from coder.providers.request import BUDGETS, RequestEncoder
+from coder.providers.request import REASONING_BUDGETS, RequestEncoder
 from coder.providers.sse import Tap, read_answer
 from coder.providers.text import host_of
 from coder.types import Completion, ModelError, Request
@@ -68,14 +68,18 @@ class Model(Protocol):
 class ChatModel:
     """A model of an OpenAI-compatible server.
 
-    `base_url` None is OPENAI_BASE_URL or OpenAI's own server, and then a missing key is taken from
-    OPENAI_API_KEY; an address given here never gets a key that was not given with it. `client` is a
-    client of the openai package, which then sends the requests, by an address and a key of its own.
-    `idle_timeout`: seconds without an event that carries data (comments do not count),
-    `first_byte_timeout`: seconds to the first of them; 0 is no limit. `extra_body` and `headers` go
-    out with every request. `profile` overrides fields of profiles.Profile, `budgets` the tokens of
-    the reasoning levels; `price` gives Usage its cost. `tap` gets the bytes of each request; a Tap
-    that it returns sees the answer.
+    `base_url`: None is OPENAI_BASE_URL or OpenAI's own server.
+    `api_key`: None is OPENAI_API_KEY, but never for an address that is given here.
+    `context_window`: tokens.
+    `idle_timeout`: seconds without an event that carries data (comments do not); 0: no limit.
+    `first_byte_timeout`: seconds to the first of them; 0: no limit.
+    `headers`, `extra_body`: go out with each request.
+    `profile`: overrides fields of profiles.Profile.
+    `reasoning_budgets`: the tokens of each reasoning level.
+    `price`: gives Usage its cost.
+    `tap`: gets the bytes of each request; a Tap that it returns sees the answer.
+    `redact`: takes keys out of what is read from the server.
+    `client`: of the openai package; it sends the requests, by its own address and key.
 
     Raises ValueError for a wrong profile, an empty name and an asynchronous client. Without a key
     the first request raises a ModelError before anything is sent.
@@ -93,7 +97,7 @@ class ChatModel:
         headers: Mapping[str, str] | None = None,
         extra_body: Mapping[str, Any] | None = None,
         profile: Mapping[str, Any] | None = None,
-        budgets: Mapping[str, int] = BUDGETS,
+        reasoning_budgets: Mapping[str, int] = REASONING_BUDGETS,
         price: Price | None = None,
         tap: Callable[[bytes], Tap | None] | None = None,
         redact: Redact | None = None,
@@ -106,7 +110,7 @@ class ChatModel:
         self.idle_timeout = idle_timeout or math.inf
         self.first_byte_timeout = first_byte_timeout or math.inf
         self.extra_body = dict(extra_body or {})
-        self.budgets = budgets
+        self.reasoning_budgets = reasoning_budgets
         self.price = price
         self.tap = tap
         self.endpoint = endpoint_for(
@@ -120,7 +124,7 @@ class ChatModel:
         address = self.endpoint.address or ""
         self.profile: Profile = profiles.profile_of(host_of(address), name, profile)
         self.endpoint.key_header = self.profile.key_header
-        self.encoder = RequestEncoder(name, self.profile, self.extra_body, budgets)
+        self.encoder = RequestEncoder(name, self.profile, self.extra_body, reasoning_budgets)
         self._rejected = profiles.LEARNT.setdefault((address, name), set())
         self._reported_remarks: set[str] = set()
 
