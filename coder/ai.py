@@ -125,6 +125,7 @@ class ChatModel:
         self.profile: Profile = profiles.profile_of(host_of(address), name, profile)
         self.endpoint.key_header = self.profile.key_header
         self.encoder = RequestEncoder(name, self.profile, self.extra_body, reasoning_budgets)
+        # Parameters that this server rejects, as each ChatModel of this address and name has seen
         self._rejected = profiles.LEARNT.setdefault((address, name), set())
         self._reported_remarks: set[str] = set()
 
@@ -136,6 +137,7 @@ class ChatModel:
         dropped: frozenset[str] = frozenset()  # parameters that this answer does without
         requests = 0
         while True:
+            # One request, without what the server is known to reject
             requests += 1
             body = self.encoder.encode(request, dropped | self._rejected)
             assembler = Assembler(self.profile.echoed)
@@ -148,9 +150,9 @@ class ChatModel:
                 )
             except ModelError as error:
                 if error.kind != "bad_request":
-                    # It is no parameter that is wrong now: to leave these out has helped
-                    self._rejected.update(dropped)
+                    self._rejected.update(dropped)  # without these the server takes the request
                     raise
+                # Once more, if the server names a parameter that can be left out
                 parameter = profiles.droppable_param(error, json.loads(body), self.profile)
                 if parameter is None or assembler.begun or requests == MAX_REQUESTS:
                     raise
@@ -159,7 +161,8 @@ class ChatModel:
                     yield Notice(f"The server rejects {parameter!r}; it is no longer sent.")
                 continue
 
-            self._rejected.update(dropped)  # not sent again by this process
+            # The answer. What was left out for it is not sent again by this process
+            self._rejected.update(dropped)
             yield from self._new_remarks(answer, body)
             return answer
 

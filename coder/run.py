@@ -184,7 +184,9 @@ class Run:
         for opened in self.open_calls[:]:
             if not opened.is_announced:
                 opened.result = ToolResult(NOT_RUN, is_error=True)
-            elif opened.result is None:  # its tool was running, or a hook or the user was asked
+            elif (
+                opened.result is None
+            ):  # its tool or a hook was at work, or the user had a question
                 yield opened.close(self.abort_result(opened))
             yield from self.add_result(opened)
         self.history.repair()  # an interrupt may have left a result twice

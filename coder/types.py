@@ -19,9 +19,9 @@ def ignore(sentence: str) -> None:
 
 
 # A message is the API's dict: {"role": "user" | "assistant" | "tool", "content": ..., ...}. Private
-# facts (timestamp, is_error, ...) live under the key "meta"; a role that the API does not know is
-# for the screen only. Both are dropped by history.wire_messages. The list is what is sent: a
-# message changed in place is sent changed.
+# facts (timestamp, is_error, ...) are under the key "meta"; a role that the API does not know is
+# for the screen only. history.wire_messages leaves both out. The list is what is sent: a message
+# changed in place is sent changed.
 Message = dict[str, Any]
 
 StopReason = Literal[
