@@ -25,7 +25,11 @@ NOT_RUN = "Not run: the run ended before this call."
 
 def user(text: str | list[dict[str, Any]]) -> Message:
     """A user message, with its time."""
-    return {"role": "user", "content": mend_all(content_of(text)), "meta": {"timestamp": now()}}
+    return {
+        "role": "user",
+        "content": mend_all(content_of(text)),
+        "meta": {"timestamp": now()},
+    }
 
 
 def tool_message(call_id: str, result: ToolResult) -> Message:
@@ -34,7 +38,12 @@ def tool_message(call_id: str, result: ToolResult) -> Message:
     if result.is_error:
         meta["is_error"] = True
     content = mend_all(content_of(result.content)) or "(no output)"
-    return {"role": "tool", "tool_call_id": call_id, "content": content, "meta": meta}
+    return {
+        "role": "tool",
+        "tool_call_id": call_id,
+        "content": content,
+        "meta": meta,
+    }
 
 
 def now() -> int:
@@ -67,7 +76,11 @@ def is_answer(message: Message) -> bool:
 
 def keep_usage(answer: Message, usage: Usage, messages_before: int) -> None:
     """Keep with an answer the tokens of it and of the messages before it."""
-    count = {"input": usage.input, "output": usage.output, "messages": messages_before}
+    count = {
+        "input": usage.input,
+        "output": usage.output,
+        "messages": messages_before,
+    }
     answer["meta"] = answer.get("meta", {}) | {"usage": count}
 
 

@@ -48,39 +48,30 @@ def keep(text: str) -> str:
 class ToolContext:
     """What a tool gets for one call."""
 
-    # Where and when it works
     cwd: Path
     abort: Abort
-
-    # Which call it is
     session_id: str = ""
     message_id: str = ""
     call_id: str = ""
     tool: Tool | None = None  # that is called; None: the set has none of this name
-
-    # What the session knows of files: a digest of each as last read or written, None if only its
-    # name was told
+    budget: Budget | None = None  # of the run, for a tool that starts another one
+    updates: list[Any] = field(default_factory=list, repr=False)  # events not yielded yet
+    # A digest of each file as this session last read or wrote it; None: only its name was told
     seen: dict[Path, Any] = field(default_factory=dict)
 
-    # What hooks add: the permissions, the sandbox, the redaction
+    # From hooks: the permissions, the sandbox, the redaction
     authorize: Authorize | None = None
     secret: Callable[[str], bool] | None = None  # may this file only be searched with permission?
     read_only: bool = False  # the agent changes nothing: what a tool starts may not either
     confine: Any = None  # starts child processes confined (permissions/sandbox.py)
     redact: Callable[[str], str] = keep  # takes the values of keys out (permissions/redact.py)
 
-    budget: Budget | None = None  # of the run, for a tool that starts another one
-    updates: list[Any] = field(default_factory=list, repr=False)  # events not yielded yet
-
     def update(self, text: str) -> None:
         """Show output while the tool works: when it yields next, or returns."""
         self.updates.append(ToolUpdate(self.call_id, self.redact(text)))
 
     def ask(
-        self,
-        permission: str,
-        pattern: str | Sequence[str],
-        detail: str = "",
+        self, permission: str, pattern: str | Sequence[str], detail: str = ""
     ) -> Generator[Event, None, None]:
         """`yield from` it before acting. Raises DeniedError; without permissions all is allowed.
 
@@ -102,21 +93,17 @@ class Tool:
     name: str
     description: str
     parameters: Schema
-
     # How it is called
     function: Callable[..., Any]
     context: str = ""  # the parameter that takes the ToolContext
     is_open: bool = False  # takes what its schema does not name: function(ctx, arguments)
     concurrent: bool = False  # changes nothing, so that calls may run in parallel
-
     # What people see of a call: the value of this argument, or of a function of all arguments
     title: Title = ""
-
     # Who decides whether a call is run
     permission: str = ""  # the kind of its rules; "": its name
     default: Default = "ask"  # what holds without a rule
     asks_itself: bool = False  # by ctx.ask, about something exact; else each call is asked about
-
     # What models call instead
     slips: Slips = NO_SLIPS
     twin: Tool | None = None  # for the same work in another form: not offered, but run if called
@@ -188,11 +175,9 @@ def tool(
     context = next(iter(contexts), "")
     signature.pop(context, None)
 
+    doc = inspect.getdoc(function) or ""
     description, parameters = described_schema(
-        where=f"tool {name}",
-        doc=inspect.getdoc(function) or "",
-        signature=signature,
-        type_hints=type_hints,
+        where=f"tool {name}", doc=doc, signature=signature, type_hints=type_hints
     )
     return Tool(
         name=name,
@@ -227,8 +212,6 @@ class Toolset:
         self.session_id = session_id
         self.seen: dict[Path, Any] = {}
 
-    # -- which tools
-
     @property
     def schemas(self) -> list[Schema]:
         """The tools in the API's form."""
@@ -237,8 +220,7 @@ class Toolset:
     def select(self, entries: Iterable[Any]) -> tuple[list[Schema], Toolset]:
         """(the schemas of these entries, a set with the tools that they name).
 
-        An entry is the schema of a tool in this set; or a tool or function, which need not be in
-        it.
+        An entry is the schema of a tool in this set, or any tool or function.
         """
         schemas = []
         tools = self.tools.copy()
@@ -260,8 +242,6 @@ class Toolset:
         twins = [tool.twin for tool in self.tools.values() if tool.twin]
         return {twin.name: twin for twin in twins} | self.tools
 
-    # -- what a call means
-
     def title(self, call: ToolCall) -> str:
         """What people see of a call."""
         try:
@@ -270,10 +250,7 @@ class Toolset:
             return call.name
 
     def fit_arguments(self, call: ToolCall) -> Arguments:
-        """The arguments of a call in the types that its tool takes.
-
-        Raises ToolError if they are unusable.
-        """
+        """The arguments of a call in the types that its tool takes. Raises ToolError."""
         if call.problem:
             raise ToolError(f"the arguments are {call.problem}. Send one JSON object.")
         called = self.known.get(call.name)
@@ -283,12 +260,7 @@ class Toolset:
         # One without properties may name its parameters elsewhere
         if "properties" in schema and not called.is_open:
             schema = {"additionalProperties": False} | schema
-        fitted: Arguments = fit(
-            value=call.arguments,
-            schema=schema,
-            where=call.name,
-            hints=called.slips.hints,
-        )
+        fitted: Arguments = fit(call.arguments, schema, where=call.name, hints=called.slips.hints)
         return fitted
 
     def recognize(self, call: ToolCall) -> ToolCall:
@@ -333,8 +305,6 @@ class Toolset:
                 return f"there is no tool {name!r}; {tool.slips.hints[word]}. {tools}"
         return f"there is no tool {name!r}. {tools}"
 
-    # -- running calls
-
     def changes_nothing(self, call: ToolCall) -> bool:
         """Is this a call of a tool that changes nothing?"""
         tool = self.tools.get(call.name)
@@ -358,10 +328,7 @@ class Toolset:
             yield index, events.value
 
     def run(self, call: ToolCall, ctx: ToolContext) -> Generator[Event, None, ToolResult]:
-        """Run one call: yields what happens, returns the result.
-
-        Errors in the arguments or in the tool become the result. Raises Aborted.
-        """
+        """Run one call; errors in its arguments or its tool become the result. Raises Aborted."""
         called = self.known.get(call.name)
         if called is None:
             text = f"Error: {self._describe_unknown(call.name)}"
@@ -386,9 +353,7 @@ def _as_tool(entry: Tool | Callable[..., Any]) -> Tool:
 
 
 def _call(called: Tool, arguments: Arguments, ctx: ToolContext) -> Generator[Event, None, Any]:
-    """Call the function. What a generator yields is passed on: events as they are, anything else
-    as an update.
-    """
+    """Call the function. A generator's events are passed on, all else that it yields as updates."""
     if called.is_open:
         value = called.function(ctx, arguments)
     elif called.context:
