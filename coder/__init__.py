@@ -35,7 +35,7 @@ HOMES = {
         "Retry Returning RunEnd RunStart Status StepEnd StepStart TextDelta ToolCallDelta "
         "ToolEnd ToolStart ToolUpdate"
     ),
-    "history": "convert_to_llm repair",
+    "history": "repair wire_messages",
     "hooks": "FunctionHooks HookChain Hooks",
     "loop": "run_loop",
     "permissions.permissions": "Permissions",

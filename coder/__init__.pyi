@@ -44,8 +44,8 @@ from coder.events import ToolCallDelta as ToolCallDelta
 from coder.events import ToolEnd as ToolEnd
 from coder.events import ToolStart as ToolStart
 from coder.events import ToolUpdate as ToolUpdate
-from coder.history import convert_to_llm as convert_to_llm
 from coder.history import repair as repair
+from coder.history import wire_messages as wire_messages
 from coder.hooks import FunctionHooks as FunctionHooks
 from coder.hooks import HookChain as HookChain
 from coder.hooks import Hooks as Hooks

@@ -1,8 +1,32 @@
-"""ChatModel: one streamed chat completion with tools.
+r"""ChatModel: one streamed chat completion with tools.
 
-`stream` asks and, if the server rejects a parameter, asks again without it. `_ask_once` sends one
-request and reads its answer. What differs between servers is in providers/, where requests are made
-and sent and answers are read.
+The request has the whole conversation, and the tools that the model may call:
+
+    POST /v1/chat/completions
+    {"model": "gpt-5", "stream": true, "tools": [{"type": "function", "function": {...}}],
+     "messages": [{"role": "user", "content": "What is 2 + 3?"}]}
+
+The answer is a stream of events, each with a piece of it, the delta. Pieces of a call are those
+with the same index; its arguments are JSON text, cut anywhere:
+
+    data: {"choices": [{"delta": {"content": "Let me "}}]}
+    data: {"choices": [{"delta": {"content": "add."}}]}
+    data: {"choices": [{"delta": {"tool_calls": [{"index": 0, "id": "c1",
+             "function": {"name": "add", "arguments": "{\"a\": 2,"}}]}}]}
+    data: {"choices": [{"delta": {"tool_calls": [{"index": 0,
+             "function": {"arguments": " \"b\": 3}"}}]}}]}
+    data: {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}
+    data: [DONE]
+
+Each piece is passed on at once (TextDelta, ToolCallDelta), and kept. At the end all of them are one
+Completion, whose message enters the conversation:
+
+    {"role": "assistant", "content": "Let me add.", "tool_calls": [{"id": "c1", "type": "function",
+     "function": {"name": "add", "arguments": "{\"a\": 2, \"b\": 3}"}}]}
+
+Read `ChatModel.stream`, then `_ask_once`. The work is done in providers/, by one file for each
+step: request.py makes the body, endpoint.py sends it, sse.py reads the events, assembler.py puts
+the pieces together. What differs between servers is in profiles.py.
 """
 
 from __future__ import annotations
@@ -19,14 +43,14 @@ from coder.providers.assembler import CUT_OFF, Assembler, check_context, remarks
 from coder.providers.connection import Redact
 from coder.providers.endpoint import Endpoint
 from coder.providers.errors import well_formed
-from coder.providers.profiles import CHARS_PER_TOKEN, LIMITS, Price, Profile
-from coder.providers.request import BUDGETS, RequestEncoder
+from coder.providers.profiles import CHARS_PER_TOKEN, OUTPUT_LIMITS, Price, Profile
+from coder.providers.request import REASONING_BUDGETS, RequestEncoder
 from coder.providers.sse import Tap, read_answer
 from coder.providers.text import host_of
 from coder.types import Completion, ModelError, Request
 
 FIRST_BYTE_TIMEOUT = 300.0  # seconds: a long prompt on a local server takes minutes
-MAX_REJECTIONS = 6  # requests in a row, each without one parameter more
+MAX_REQUESTS = 6  # for one answer, each without one parameter more
 
 
 class Model(Protocol):
@@ -44,14 +68,18 @@ class Model(Protocol):
 class ChatModel:
     """A model of an OpenAI-compatible server.
 
-    `base_url` None is OPENAI_BASE_URL or OpenAI's own server, and then a missing key is taken from
-    OPENAI_API_KEY; an address given here never gets a key that was not given with it. `client` is a
-    client of the openai package, which then sends the requests, by an address and a key of its own.
-    `idle_timeout`: seconds without an event that carries data (comments do not count),
-    `first_byte_timeout`: seconds to the first of them; 0 is no limit. `extra_body` and `headers` go
-    out with every request. `profile` overrides fields of profiles.Profile, `budgets` the tokens of
-    the reasoning levels; `price` gives Usage its cost. `tap` gets the bytes of each request; a Tap
-    that it returns sees the answer.
+    `base_url`: None is OPENAI_BASE_URL or OpenAI's own server.
+    `api_key`: None is OPENAI_API_KEY, but never for an address that is given here.
+    `context_window`: tokens.
+    `idle_timeout`: seconds without an event that carries data (comments do not); 0: no limit.
+    `first_byte_timeout`: seconds to the first of them; 0: no limit.
+    `headers`, `extra_body`: go out with each request.
+    `profile`: overrides fields of profiles.Profile.
+    `reasoning_budgets`: the tokens of each reasoning level.
+    `price`: gives Usage its cost.
+    `tap`: gets the bytes of each request; a Tap that it returns sees the answer.
+    `redact`: takes keys out of what is read from the server.
+    `client`: of the openai package; it sends the requests, by its own address and key.
 
     Raises ValueError for a wrong profile, an empty name and an asynchronous client. Without a key
     the first request raises a ModelError before anything is sent.
@@ -69,7 +97,7 @@ class ChatModel:
         headers: Mapping[str, str] | None = None,
         extra_body: Mapping[str, Any] | None = None,
         profile: Mapping[str, Any] | None = None,
-        budgets: Mapping[str, int] = BUDGETS,
+        reasoning_budgets: Mapping[str, int] = REASONING_BUDGETS,
         price: Price | None = None,
         tap: Callable[[bytes], Tap | None] | None = None,
         redact: Redact | None = None,
@@ -82,109 +110,139 @@ class ChatModel:
         self.idle_timeout = idle_timeout or math.inf
         self.first_byte_timeout = first_byte_timeout or math.inf
         self.extra_body = dict(extra_body or {})
-        self.budgets = budgets
+        self.reasoning_budgets = reasoning_budgets
         self.price = price
         self.tap = tap
-        if client is None:
-            self.endpoint = Endpoint(base_url, api_key, headers or {}, redact)
-        else:
-            self.endpoint = client_endpoint(client, name, base_url or api_key, headers, redact)
+        self.endpoint = endpoint_for(
+            model=name,
+            base_url=base_url,
+            api_key=api_key,
+            headers=headers or {},
+            redact=redact,
+            client=client,
+        )
         address = self.endpoint.address or ""
         self.profile: Profile = profiles.profile_of(host_of(address), name, profile)
         self.endpoint.key_header = self.profile.key_header
-        self.encoder = RequestEncoder(name, self.profile, self.extra_body, budgets)
+        self.encoder = RequestEncoder(name, self.profile, self.extra_body, reasoning_budgets)
+        # Parameters that this server rejects, as each ChatModel of this address and name has seen
         self._rejected = profiles.LEARNT.setdefault((address, name), set())
         self._reported_remarks: set[str] = set()
 
     def stream(self, request: Request, abort: Abort) -> Events[Completion]:
-        """Yield the deltas of one answer, return it whole. Raises ModelError or Aborted."""
-        dropped: frozenset[str] = frozenset()  # members of the body that this call does without
-        for _ in range(MAX_REJECTIONS):
+        """Yield the deltas of one answer, return it whole. Raises ModelError or Aborted.
+
+        If the server rejects a parameter, and the answer can do without it, it is asked for again.
+        """
+        dropped: frozenset[str] = frozenset()  # parameters that this answer does without
+        requests = 0
+        while True:
+            # One request, without what the server is known to reject
+            requests += 1
             body = self.encoder.encode(request, dropped | self._rejected)
             assembler = Assembler(self.profile.echoed)
             try:
-                answer = yield from self._ask_once(body, request.api_key, assembler, abort)
+                answer = yield from self._ask_once(
+                    body=body,
+                    api_key=request.api_key,
+                    assembler=assembler,
+                    abort=abort,
+                )
             except ModelError as error:
                 if error.kind != "bad_request":
-                    # the server complains about something else now: leaving these out has helped
-                    self._rejected.update(dropped)
+                    self._rejected.update(dropped)  # without these the server takes the request
+                    raise
+                # Once more, if the server names a parameter that can be left out
                 parameter = profiles.droppable_param(error, json.loads(body), self.profile)
-                if parameter is None or assembler.begun:
+                if parameter is None or assembler.begun or requests == MAX_REQUESTS:
                     raise
                 dropped |= {parameter}
-                failure = error
-                if parameter in self._asked_for(request):
+                if parameter in self._wanted_by_user(request):
                     yield Notice(f"The server rejects {parameter!r}; it is no longer sent.")
-            else:
-                self._rejected.update(dropped)
-                yield from self._new_remarks(answer, body)
-                return answer
-        raise failure  # each of MAX_REJECTIONS requests was rejected
+                continue
+
+            # The answer. What was left out for it is not sent again by this process
+            self._rejected.update(dropped)
+            yield from self._new_remarks(answer, body)
+            return answer
 
     def _ask_once(
         self, body: bytes, api_key: str | None, assembler: Assembler, abort: Abort
     ) -> Events[Completion]:
         """Send one request; yield the deltas of its answer, return it whole."""
         tap = self.tap(body) if self.tap else None
-        failure: ModelError | None = None
+        sending = self.endpoint.post(
+            data=body,
+            api_key=api_key,
+            abort=abort,
+            seconds=self.first_byte_timeout,
+        )
         try:
-            with (
-                self.endpoint.post(body, api_key, abort, self.first_byte_timeout) as answer,
-                well_formed(),
-            ):
-                yield from read_answer(answer, assembler, self.idle_timeout, tap)
+            with sending as response, well_formed():
+                # Read the events, feed their pieces to the assembler, yield what it makes of them
+                yield from read_answer(
+                    answer=response,
+                    assembler=assembler,
+                    idle_timeout=self.idle_timeout,
+                    tap=tap,
+                )
         except ModelError as error:
-            failure = error
-        if tap:
-            tap.ended(failure)
-        if failure:
-            raise_unless_whole(failure, assembler)
+            if tap:
+                tap.ended(error)
+            raise_unless_whole(error, assembler)
+        else:
+            if tap:
+                tap.ended(None)
         yield from assembler.flush()
-        return self._judge(assembler, len(body))
+        return self._whole_answer(assembler, len(body))
 
-    def _judge(self, assembler: Assembler, sent: int) -> Completion:
-        """The whole answer to a request of so many bytes. Raises ModelError for one that is
-        malformed or does not fit."""
+    def _whole_answer(self, assembler: Assembler, body_size: int) -> Completion:
+        """The pieces as one answer, with its tokens. Raises ModelError for one that is malformed,
+        or has found no room in the context."""
         with well_formed():
             answer = assembler.completion()
         if answer.usage.estimated:
-            got = len(json.dumps(answer.message))
-            answer.usage.input = sent // CHARS_PER_TOKEN
-            answer.usage.output = got // CHARS_PER_TOKEN
+            message_size = len(json.dumps(answer.message))
+            answer.usage.input = body_size // CHARS_PER_TOKEN
+            answer.usage.output = message_size // CHARS_PER_TOKEN
         if self.price:
             answer.usage.cost = self.price.of(answer.usage)
         check_context(answer, self.context_window)
         return answer
 
-    def _asked_for(self, request: Request) -> set[str]:
-        """The members of the body that the user will miss."""
+    def _wanted_by_user(self, request: Request) -> set[str]:
+        """The parameters that the user will miss; an output limit has a second name and is kept."""
         names = set(self.extra_body) | set(request.options) | set(self.profile.reasoning)
-        return names - set(LIMITS)
+        return names - set(OUTPUT_LIMITS)
 
     def _new_remarks(self, answer: Completion, body: bytes) -> Iterator[Notice]:
+        """What the user should know of this server, once."""
         for text in remarks(answer, body, self.context_window):
             if text not in self._reported_remarks:
                 self._reported_remarks.add(text)
                 yield Notice(text)
 
 
-def client_endpoint(
-    client: Any,
+def endpoint_for(
     model: str,
-    address_or_key: str | None,
-    headers: Mapping[str, str] | None,
+    base_url: str | None,
+    api_key: str | None,
+    headers: Mapping[str, str],
     redact: Redact | None,
+    client: Any,
 ) -> Endpoint:
-    if address_or_key:
+    """The server at an address, or the one of a client of the openai package."""
+    if client is None:
+        return Endpoint(base_url=base_url, api_key=api_key, headers=headers, redact=redact)
+    if base_url or api_key:
         raise ValueError("client= has an address and a key of its own")
     from coder.providers.openai_client import ClientEndpoint  # late: the package takes 0.5 s
 
-    return ClientEndpoint(client, model, headers or {}, redact)
+    return ClientEndpoint(client=client, model=model, headers=headers, redact=redact)
 
 
 def raise_unless_whole(failure: ModelError, assembler: Assembler) -> None:
-    """A whole answer counts although the connection stayed open or broke after it. Raises
-    ModelError for any other."""
+    """Raise ModelError, unless the answer was whole before the connection broke or stayed open."""
     if failure.kind != "network" or not assembler.ended:
         raise failure
     if not assembler.is_whole:

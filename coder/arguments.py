@@ -42,7 +42,7 @@ def described_schema(
     where: str,
     doc: str,
     signature: Mapping[str, Parameter],
-    hints: Mapping[str, Any],
+    type_hints: Mapping[str, Any],
 ) -> tuple[str, Schema]:
     """(the description, the schema) of a function with this docstring. Raises TypeError."""
     description, texts = _parse_docstring(doc, signature)
@@ -51,7 +51,7 @@ def described_schema(
     for name, parameter in signature.items():
         if name not in texts:
             raise TypeError(f"{where}: describe {name!r} in its docstring, as `{name}: ...`")
-        kind = _schema_of(hints.get(name), f"{where}: {name}")
+        kind = _schema_of(type_hints.get(name), f"{where}: {name}")
         properties[name] = kind | {"description": texts[name]}
         if parameter.default is parameter.empty:
             required.append(name)

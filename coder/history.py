@@ -1,7 +1,8 @@
 """The list of messages that is the state: building its entries, repairing it, making wire messages.
 
-Servers refuse a history in which a tool call has no result or a result has no call. `repair` runs
-before every request, so that a session is usable after anything; it is pure and idempotent.
+Servers refuse a list in which a tool call has no result or a result has no call. `repair` runs
+before every request, so that a session is usable after anything; it is pure and idempotent. Read
+`repair`, then `wire_messages` and `History`: the rest are the small rules that they apply.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import operator
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from coder.providers.request import common_prefix
@@ -17,21 +19,31 @@ from coder.providers.text import text_of as text_of
 from coder.types import Message, ToolResult, Usage
 
 ROLES = {"user", "assistant", "tool", "system", "developer"}
+NOTE_SIZE = 50  # characters, at most, of the note in a truncated text
 NOT_RUN = "Not run: the run ended before this call."
 
 
 def user(text: str | list[dict[str, Any]]) -> Message:
-    """A user message, stamped."""
-    return {"role": "user", "content": mend_all(content_of(text)), "meta": {"timestamp": now()}}
+    """A user message, with its time."""
+    return {
+        "role": "user",
+        "content": mend_all(content_of(text)),
+        "meta": {"timestamp": now()},
+    }
 
 
 def tool_message(call_id: str, result: ToolResult) -> Message:
-    """The message that answers one call; never empty, which servers refuse."""
+    """The message with the result of one call; never empty, which servers refuse."""
     meta: dict[str, Any] = {"timestamp": now()}
     if result.is_error:
         meta["is_error"] = True
     content = mend_all(content_of(result.content)) or "(no output)"
-    return {"role": "tool", "tool_call_id": call_id, "content": content, "meta": meta}
+    return {
+        "role": "tool",
+        "tool_call_id": call_id,
+        "content": content,
+        "meta": meta,
+    }
 
 
 def now() -> int:
@@ -62,29 +74,34 @@ def is_answer(message: Message) -> bool:
     return message.get("role") == "assistant" and not message.get("meta", {}).get("aborted")
 
 
-def stamp_usage(message: Message, usage: Usage, sent: int) -> None:
-    """Keep with an answer what was counted for it, and how many messages were sent for it."""
-    count = {"input": usage.input, "output": usage.output, "messages": sent}
-    message["meta"] = message.get("meta", {}) | {"usage": count}
+def keep_usage(answer: Message, usage: Usage, messages_before: int) -> None:
+    """Keep with an answer the tokens of it and of the messages before it."""
+    count = {
+        "input": usage.input,
+        "output": usage.output,
+        "messages": messages_before,
+    }
+    answer["meta"] = answer.get("meta", {}) | {"usage": count}
 
 
-def stamped_usage(messages: list[Message]) -> Usage:
-    """The tokens of the newest answer and of what was sent for it; zeros if other messages stand
-    before it now.
+def kept_usage(messages: list[Message]) -> Usage:
+    """What was kept with the newest answer; zeros if nothing was, or if there are more or fewer
+    messages before it now.
 
     `messages` have to be in order (repair).
     """
     for index in reversed(range(len(messages))):
-        if is_answer(messages[index]):
-            count = messages[index].get("meta", {}).get("usage")
-            if isinstance(count, dict) and count.get("messages") == index:
-                return Usage(count["input"], count["output"])
-            break
+        if not is_answer(messages[index]):
+            continue
+        count = messages[index].get("meta", {}).get("usage")
+        if isinstance(count, dict) and count.get("messages") == index:
+            return Usage(count["input"], count["output"])
+        return Usage()
     return Usage()
 
 
 def forget_usage(messages: list[Message]) -> None:
-    """Forget, in place, what was counted for the answers: other messages were counted."""
+    """Take out of the answers, in place, what was kept with them: other messages were counted."""
     for message in messages:
         if is_answer(message):
             message.get("meta", {}).pop("usage", None)
@@ -100,53 +117,53 @@ def checked_message(value: Any) -> Message | None:
     """
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         return None
-    message = dict(value)
-    if not isinstance(message.get("meta", {}), dict):
-        del message["meta"]
-    if message["role"] in ROLES:
-        message = _checked_fields(message)
-    return value if message == value else message
+    checked = dict(value)
+    if not isinstance(checked.get("meta", {}), dict):
+        del checked["meta"]
+    if checked["role"] in ROLES:
+        _check_fields(checked)
+    return value if checked == value else checked
 
 
-def _checked_fields(message: Message) -> Message:
-    """A message of the API, whose fields have their types."""
-    checked = dict(message)
-    if "tool_call_id" in checked:
-        checked["tool_call_id"] = as_text(checked["tool_call_id"])
-    if checked.get("content") is not None:
-        checked["content"] = content_of(checked["content"])
-    calls = checked.pop("tool_calls", None)
+def _check_fields(message: Message) -> None:
+    """Give the fields of an API message their types, in place."""
+    if "tool_call_id" in message:
+        message["tool_call_id"] = as_text(message["tool_call_id"])
+    if message.get("content") is not None:
+        message["content"] = content_of(message["content"])
+    calls = message.pop("tool_calls", None)
     if message["role"] == "assistant" and isinstance(calls, list):
         good = [_checked_call(call) for call in calls if isinstance(call, dict)]
         if good:
-            checked["tool_calls"] = good
-    return checked
+            message["tool_calls"] = good
 
 
 def content_of(value: Any) -> str | list[dict[str, Any]]:
-    """What may stand in a message: text, or parts in the API's form."""
+    """The value as the content of a message: text, or parts in the API's form."""
     if isinstance(value, list):
         return [_checked_part(part) for part in value]
     return as_text(value)
 
 
-def truncate_content(value: Any, limit: int) -> str | list[dict[str, Any]]:
-    """The content of a result; each text in it in at most `limit` characters."""
+def truncate_content(value: Any, max_chars: int) -> str | list[dict[str, Any]]:
+    """The content of a result; of each text in it at most so many characters, and a note."""
     content = content_of(value)
     if isinstance(content, str):
-        return truncate(content, limit)
-    return [
-        part | {"text": truncate(part["text"], limit)} if part.get("text") else part
-        for part in content
-    ]
+        return truncate(content, max_chars)
+    parts = []
+    for part in content:
+        if part.get("text"):
+            part = part | {"text": truncate(part["text"], max_chars)}
+        parts.append(part)
+    return parts
 
 
-def truncate(text: str, limit: int) -> str:
-    """The first and the last half of `limit` characters, and how many are missing between them."""
-    if len(text) <= limit:
+def truncate(text: str, max_chars: int) -> str:
+    """The first and the last half of so many characters, and a note how many are missing."""
+    if len(text) <= max_chars:
         return text
-    half = limit // 2
-    missing = len(text) - limit
+    half = max_chars // 2
+    missing = len(text) - max_chars
     return f"{text[:half]}\n\n... [truncated {missing} characters] ...\n\n{text[-half:]}"
 
 
@@ -167,6 +184,7 @@ def as_text(value: Any) -> str:
 
 
 def _checked_part(part: Any) -> dict[str, Any]:
+    """A part of content in the API's form: anything unknown as text, an image of MCP as a URL."""
     if not isinstance(part, dict) or not isinstance(part.get("text", ""), str):
         return {"type": "text", "text": as_text(part)}
     if part.get("type") == "image" and part.get("data") and part.get("mimeType"):
@@ -185,6 +203,7 @@ def image_part(image: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call whose id, name and arguments are text."""
     function = call.get("function")
     if not isinstance(function, dict):
         function = {}
@@ -198,30 +217,57 @@ def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
 # ---- repairing a list -----------------------------------------------------------------------
 
 
-def repair(messages: list[Message], taken: set[str] | None = None) -> list[Message]:
+def repair(messages: list[Message], used_ids: Iterable[str] = ()) -> list[Message]:
     """A list that every server accepts; messages that are in order are the same objects.
 
     Each message is checked (`checked_message`). Each call gets exactly one result, right after its
     message and in its order; a missing one is made up. Results without a call and assistant
-    messages with neither text nor calls are dropped. Ids are made unique (`taken`: those used
-    before this list), names and arguments made acceptable. Messages with a custom role stay as they
-    are.
+    messages with neither text nor calls are dropped. Ids of calls are made unique (`used_ids`:
+    those before this list), names and arguments made acceptable. Messages with a custom role stay
+    as they are.
     """
-    taken = set() if taken is None else taken
+    ids = set(used_ids)
     checked = [checked_message(message) for message in messages]
-    messages = [message for message in checked if message is not None]
+    usable = [message for message in checked if message is not None]
     repaired: list[Message] = []
-    for index, message in enumerate(messages):
-        role = message["role"]
+    for index, message in enumerate(usable):
         if calls_of(message):
-            repaired += _answer_calls(message, _results_after(index, messages), taken)
-        elif role == "tool":
+            answer = _with_good_calls(message, ids)
+            ids |= _call_ids([answer])
+            repaired.append(answer)
+            repaired += _matching_results(message, answer, _results_after(index, usable))
+        elif message["role"] == "tool":
             continue  # results are taken with their calls, above
-        elif role == "assistant" and not text_of(message):
+        elif message["role"] == "assistant" and not text_of(message):
             continue
         else:
             repaired.append(message)
     return repaired
+
+
+def _with_good_calls(message: Message, used_ids: set[str]) -> Message:
+    """An answer whose calls servers take; the same object if they do already."""
+    calls: list[dict[str, Any]] = []
+    ids: set[str] = set()  # of the calls before, in this answer
+    for call in message["tool_calls"]:
+        call_id = call["id"]
+        if not call_id or call_id in used_ids or call_id in ids:
+            call_id = new_id()
+        ids.add(call_id)
+        calls.append(_mended_call(call, call_id))
+    if calls == message["tool_calls"]:
+        return message
+    return message | {"tool_calls": calls}
+
+
+def _mended_call(call: dict[str, Any], call_id: str) -> dict[str, Any]:
+    """The call with this id, and with a name and arguments that servers take."""
+    function = call["function"]
+    arguments = function["arguments"] if _is_object(function["arguments"]) else "{}"
+    mended = function | {"name": safe_name(function["name"]), "arguments": arguments}
+    if call_id == call["id"] and mended == function:
+        return call
+    return call | {"id": call_id, "type": "function", "function": mended}
 
 
 def _results_after(index: int, messages: list[Message]) -> list[Message]:
@@ -236,29 +282,20 @@ def _results_after(index: int, messages: list[Message]) -> list[Message]:
     return results
 
 
-def _answer_calls(message: Message, results: list[Message], taken: set[str]) -> list[Message]:
-    """An assistant message with calls, and one result for each."""
-    calls: list[dict[str, Any]] = []
-    answers: list[Message] = []
-    for call in message["tool_calls"]:
-        mended = _mend_call(call, taken)
-        taken.add(mended["id"])
-        calls.append(mended)
-        result = _take_result(results, call["id"])
-        answers.append(_fit_result(result, mended["id"]))
-    is_same = all(mended is call for mended, call in zip(calls, message["tool_calls"]))
-    if not is_same:
-        message = message | {"tool_calls": calls}
-    return [message, *answers]
+def _matching_results(written: Message, answer: Message, results: list[Message]) -> list[Message]:
+    """One result for each call of an answer, in its order.
 
-
-def _take_result(results: list[Message], call_id: str) -> Message | None:
-    """The first result of this call; it is taken out of the list, since another call may have the
-    same id."""
-    for index, result in enumerate(results):
-        if result.get("tool_call_id") == call_id:
-            return results.pop(index)
-    return None
+    Results are found by the ids that were `written`. Of calls with one id, each has its own.
+    """
+    matching = []
+    left = results.copy()
+    for call, mended in zip(written["tool_calls"], answer["tool_calls"]):
+        own = (result for result in left if result.get("tool_call_id") == call["id"])
+        result = next(own, None)
+        if result is not None:
+            left.remove(result)
+        matching.append(_fit_result(result, mended["id"]))
+    return matching
 
 
 def _fit_result(result: Message | None, call_id: str) -> Message:
@@ -270,36 +307,25 @@ def _fit_result(result: Message | None, call_id: str) -> Message:
     return result | {"tool_call_id": call_id, "content": result.get("content") or "(no output)"}
 
 
-def _mend_call(call: dict[str, Any], taken: set[str]) -> dict[str, Any]:
-    """The call with id, name and arguments that servers take; the same object if it has them."""
-    call_id = call["id"]
-    if not call_id or call_id in taken:
-        call_id = new_id()
-    function = call["function"]
-    mended = {
-        "name": safe_name(function["name"]),
-        "arguments": function["arguments"] if _is_object(function["arguments"]) else "{}",
-    }
-    function_is_good = function | mended == function
-    if call_id == call["id"] and function_is_good:
-        return call
-    return call | {"id": call_id, "type": "function", "function": function | mended}
+def _call_ids(messages: list[Message]) -> set[str]:
+    return {call["id"] for message in messages for call in calls_of(message)}
 
 
 def _is_object(arguments: Any) -> bool:
+    """Is this the text of a JSON object?"""
     try:
         return isinstance(json.loads(arguments), dict)
     except (ValueError, TypeError, RecursionError):
         return False
 
 
-def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
-    """The wire messages: without "meta" and custom roles.
+def wire_messages(messages: list[Message], model: str = "") -> list[Message]:
+    """What is sent of the messages: all without "meta", and none with a custom role.
 
     Those that another model than `model` wrote go without its thoughts and signatures.
     """
     wire: list[Message] = []
-    for message in messages:  # without a call of a function for each: there may be thousands
+    for message in messages:  # inline: there may be thousands
         if message.get("role") not in ROLES:
             continue
         sent = message.copy()
@@ -310,9 +336,10 @@ def convert_to_llm(messages: list[Message], model: str = "") -> list[Message]:
     return wire
 
 
-def _without_thoughts(message: Message) -> Message:
-    wire = _only(message, "role", "content")
-    calls = calls_of(message)
+def _without_thoughts(answer: Message) -> Message:
+    """Only the members of an answer that the API itself has."""
+    wire = _only(answer, "role", "content")
+    calls = calls_of(answer)
     if calls:
         wire["tool_calls"] = [_only(call, "id", "type", "function") for call in calls]
     return wire
@@ -331,20 +358,23 @@ class History:
 
     def __init__(self, messages: list[Message]) -> None:
         self.messages = messages
-        self._repaired: list[Message] = []
-        self._call_ids: set[str] = set()  # of the calls in them
+        self._repaired: list[Message] = []  # the list as the last repair has left it
+        self._ids: set[str] = set()  # of the calls in it
 
     def repair(self) -> None:
+        # What is at the beginning, the same objects as after the last repair, is in order
         messages = self.messages
         known = common_prefix(self._repaired, messages, operator.is_)
         if known == len(messages) == len(self._repaired):
             return
-        # The last turn again: results of its calls may be among the new messages
+        # Without its last answer: results of that may be among the new messages
         while known and messages[known - 1].get("role") == "tool":
             known -= 1
         if known and messages[known - 1].get("tool_calls"):
             known -= 1
-        for message in self._repaired[known:]:
-            self._call_ids -= {call["id"] for call in calls_of(message)}
-        messages[known:] = repair(messages[known:], self._call_ids)
+        # Ids of calls that left the list, or are repaired again, are free
+        self._ids -= _call_ids(self._repaired[known:])
+        # All others are repaired
+        messages[known:] = repair(messages[known:], self._ids)
         self._repaired[known:] = messages[known:]
+        self._ids |= _call_ids(messages[known:])

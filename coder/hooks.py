@@ -2,10 +2,11 @@
 
     hooks = HookChain(permissions, FunctionHooks(after_tool_call=redact))
 
-A hook is a plain method or a generator that yields events and returns its value. A ToolError
-(DeniedError) raised around a tool answers its call, a ModelError raised before a request fails it.
-Any other exception ends the run: it is a bug, and the history is left valid. extend/guard.py has a
-guard for hooks that may fail or hang.
+A hook is a plain method, or a generator that yields events and returns its value. It is called by
+position: the names of its parameters are its own. A ToolError (DeniedError) raised around a tool
+becomes the result of the call, a ModelError raised before a request fails it. Any other exception
+ends the run: it is a bug, and the history is left valid. extend/guard.py has a guard for hooks that
+may fail or hang.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Hooks:
         """Look at the answer."""
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
-        """Change `call.arguments` in place, or return a result, which answers the call instead of
-        the tool. The arguments have the types of the tool's schema. Not called for a call whose
-        arguments are unusable."""
+        """Change `call.arguments` in place, or return a result; then the tool is not run. The
+        arguments have the types of the tool's schema. Not called for a call whose arguments are
+        unusable."""
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> Outcome[ToolResult | None]:
         """Return another result, or None to keep it."""
@@ -67,9 +68,9 @@ class Hooks:
     ) -> Outcome[bool]:
         """The context may be too long: shorten `messages` in place; return whether you did.
 
-        Called with "threshold" before a request (`usage` is that of the last answer), with "length"
-        and "overflow" when the model ran into its limit; at most `max_compactions` times between
-        two answers."""
+        `usage` is that of the newest answer. Called with "threshold" before each request, with
+        "length" and "overflow" when an answer was cut or a request was rejected because the context
+        is full; not any more after `max_compactions` times between two answers."""
         return False
 
     def on_doom_loop(self, event: DoomLoop) -> Outcome[bool]:
@@ -104,92 +105,95 @@ class FunctionHooks(Hooks):
 class HookChain(Hooks):
     """Several hooks as one, called in order: each sees what those before it have changed.
 
-    How their answers become one: of `before_tool_call`, `get_api_key`, `on_length` and
-    `on_doom_loop` the first answer counts, queued messages are joined, and a changed list or result
-    goes on to the next hook.
+    How what they return becomes one: of `before_tool_call`, `get_api_key`, `on_length` and
+    `on_doom_loop` the first that is not empty counts, queued messages are joined, and a changed
+    list or result goes on to the next hook.
     """
 
     def __init__(self, *hooks: Hooks) -> None:
         self.hooks = list(hooks)
 
     def on_run_start(self, abort: Abort) -> Events[None]:
-        yield from self._call_all("on_run_start", abort)
+        for hook in self.hooks:
+            yield from resolve(hook.on_run_start(abort))
 
     def before_llm_call(self, request: Request) -> Events[None]:
-        yield from self._call_all("before_llm_call", request)
+        for hook in self.hooks:
+            yield from resolve(hook.before_llm_call(request))
 
     def after_llm_call(self, completion: Completion) -> Events[None]:
-        yield from self._call_all("after_llm_call", completion)
+        for hook in self.hooks:
+            yield from resolve(hook.after_llm_call(completion))
 
     def on_compacted(self, messages: list[Message]) -> Events[None]:
-        yield from self._call_all("on_compacted", messages)
+        for hook in self.hooks:
+            yield from resolve(hook.on_compacted(messages))
+
+    # The first that returns something decides
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Events[ToolResult | None]:
-        answer: ToolResult | None
-        answer = yield from self._first_answer("before_tool_call", call, ctx)
-        return answer
+        for hook in self.hooks:
+            result = yield from resolve(hook.before_tool_call(call, ctx))
+            if result:
+                return result
+        return None
 
     def get_api_key(self) -> Events[str | None]:
-        key: str | None = yield from self._first_answer("get_api_key")
-        return key
+        for hook in self.hooks:
+            key = yield from resolve(hook.get_api_key())
+            if key:
+                return key
+        return None
 
     def on_length(
         self, messages: list[Message], trigger: Trigger, usage: Usage, abort: Abort
     ) -> Events[bool]:
-        answer = yield from self._first_answer("on_length", messages, trigger, usage, abort)
-        return bool(answer)
+        for hook in self.hooks:
+            is_shorter = yield from resolve(hook.on_length(messages, trigger, usage, abort))
+            if is_shorter:
+                return True
+        return False
 
     def on_doom_loop(self, event: DoomLoop) -> Events[bool]:
         """The first hook decides, also with a no; without one, the consumer of the events."""
-        deciding = self._methods("on_doom_loop")
-        decide = deciding[0] if deciding else super().on_doom_loop
+        deciding = [hook for hook in self.hooks if implements(hook, "on_doom_loop")]
+        decide = deciding[0].on_doom_loop if deciding else super().on_doom_loop
         is_allowed: bool = yield from resolve(decide(event))
         return is_allowed
 
+    # All that they return is joined
+
     def get_steering_messages(self) -> Events[list[Message]]:
-        return (yield from self._joined_answers("get_steering_messages"))
+        messages: list[Message] = []
+        for hook in self.hooks:
+            messages += yield from resolve(hook.get_steering_messages())
+        return messages
 
     def get_follow_up_messages(self) -> Events[list[Message]]:
-        return (yield from self._joined_answers("get_follow_up_messages"))
+        messages: list[Message] = []
+        for hook in self.hooks:
+            messages += yield from resolve(hook.get_follow_up_messages())
+        return messages
+
+    # Each gets what the one before it has returned; None changes nothing
 
     def transform_context(self, messages: list[Message], abort: Abort) -> Events[list[Message]]:
-        for transform in self._methods("transform_context"):
-            changed = yield from resolve(transform(messages, abort))
+        for hook in self.hooks:
+            changed = yield from resolve(hook.transform_context(messages, abort))
             if changed is not None:
                 messages = changed
         return messages
 
     def convert_to_llm(self, messages: list[Message]) -> Events[list[Message]]:
-        for convert in self._methods("convert_to_llm"):
-            changed = yield from resolve(convert(messages))
+        for hook in self.hooks:
+            changed = yield from resolve(hook.convert_to_llm(messages))
             if changed is not None:
                 messages = changed
         return messages
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> Events[ToolResult | None]:
-        for change in self._methods("after_tool_call"):
-            changed = yield from resolve(change(call, result))
+        for hook in self.hooks:
+            changed = yield from resolve(hook.after_tool_call(call, result))
             if changed is not None:
                 result = changed
         return result
-
-    def _methods(self, name: str) -> list[Callable[..., Outcome[Any]]]:
-        """The methods of this name that the hooks override."""
-        return [getattr(hook, name) for hook in self.hooks if implements(hook, name)]
-
-    def _call_all(self, name: str, *args: Any) -> Events[None]:
-        for method in self._methods(name):
-            yield from resolve(method(*args))
-
-    def _first_answer(self, name: str, *args: Any) -> Events[Any]:
-        for method in self._methods(name):
-            answer = yield from resolve(method(*args))
-            if answer:
-                return answer
-        return None
-
-    def _joined_answers(self, name: str) -> Events[list[Message]]:
-        messages: list[Message] = []
-        for method in self._methods(name):
-            messages += yield from resolve(method())
-        return messages

@@ -18,13 +18,13 @@ from coder import events
 from coder.abort import Abort
 from coder.ai import Model
 from coder.events import Events, drain, resolve
-from coder.history import nothing_to_answer, user
+from coder.history import kept_usage, nothing_to_answer, user
 from coder.hooks import Hooks
 from coder.model_call import ask, end_of
 from coder.providers.errors import RetryPolicy
 from coder.run import End, Run
 from coder.text_calls import reminder
-from coder.tool_calls import reason_not_to_run, run_tools
+from coder.tool_calls import reason_not_to_run, run_tools, skip_calls
 from coder.toolset import Tool, Toolset
 from coder.types import (
     Aborted,
@@ -37,7 +37,7 @@ from coder.types import (
     Usage,
 )
 
-ASKED_AGAIN = (
+REMINDED = (
     "The model wrote or announced a tool call instead of making it, and is asked once more. "
     "If this happens often, the server's tool parser is missing or off."
 )
@@ -86,8 +86,11 @@ def run_loop(
 
 
 def run_to_end(run: Run) -> Events[RunResult]:
-    """Run all steps. The list is settled on every way out; the end is reported unless an exception
-    leaves."""
+    """Run all steps, settle the list and report the end.
+
+    Any other exception than an abort or an interrupt leaves from here: the list is settled, and no
+    end is reported.
+    """
     interrupt: KeyboardInterrupt | None = None
     with run.abort.child(run.limits.max_seconds) as token:
         run.abort = token
@@ -96,75 +99,101 @@ def run_to_end(run: Run) -> Events[RunResult]:
             yield events.Status("preparing")
             end = yield from run_steps(run)
         except Aborted as error:
-            run.abort.set(str(error))
+            run.abort.set(str(error))  # so that all that looks at the token stops, too
             end = run.abort_end()
             yield from run.settle()
         except KeyboardInterrupt as error:
-            interrupt = error
             run.abort.set()
             end = run.abort_end()
             yield from run.settle()
+            interrupt = error  # raised again below
         finally:
             # After another exception, or if the consumer has stopped, nobody can get these events.
             # Otherwise all is settled already
             drain(run.settle())
         yield events.Status("ended")
-        yield events.RunEnd(end.stop_reason, end.text, run.usage, run.steps, end.error)
-        if interrupt:
-            raise interrupt
-        return RunResult(end.stop_reason, end.text, run.messages, run.usage, run.steps, end.error)
+        yield events.RunEnd(
+            stop_reason=end.stop_reason,
+            text=end.text,
+            usage=run.usage,
+            steps=run.steps,
+            error=end.error,
+        )
+    if interrupt:
+        raise interrupt
+    return RunResult(
+        stop_reason=end.stop_reason,
+        text=end.text,
+        messages=run.messages,
+        usage=run.usage,
+        steps=run.steps,
+        error=end.error,
+    )
 
 
 def run_steps(run: Run) -> Events[End]:
     """Take steps, until an answer or a limit ends the run and no queued message continues it."""
+    # There has to be something to answer
     yield from resolve(run.hooks.on_run_start(run.abort))
-    run.pending += yield from resolve(run.hooks.get_steering_messages())
+    queued = yield from resolve(run.hooks.get_steering_messages())
+    run.pending += queued
     if not run.pending:
         problem = yield from unanswerable(run.messages, run.hooks)
         if problem:
             raise ValueError(f"{problem}: give the run a prompt")
+
+    # The newest answer in the list, an earlier run's, has what was counted for it
+    run.history.repair()
+    run.last_usage = kept_usage(run.messages)
+
     while True:
+        # One step, if there is still one
         run.abort.check()
         if run.budget.left <= 0:
             yield from run.add_pending()  # kept for the next run
             return End("max_steps", run.text or "Max steps reached, task may be incomplete.")
         end = yield from run_step(run)
-        if end and not end.continuable:
+
+        # Tools were called: the model gets their results
+        if end is None:
+            yield events.Status("preparing")
+            continue
+
+        # Nothing can continue the run
+        if not end.continuable:
             return end
+
+        # The model is done: queued messages, or a reminder, may continue the run
+        yield events.Status("finishing")
+        end = yield from continue_run(run, end)
         if end:
-            # The model is done: a queued message, or a reminder to call a tool, continues the run
-            yield events.Status("finishing")
-            yield from take_queued_messages(run)
-            if not run.pending:
-                end = yield from check_called(run, end)
-            if not run.pending:
-                return end
+            return end
         yield events.Status("preparing")
 
 
 def run_step(run: Run) -> Events[End | None]:
     """Ask the model, and run the tools that it calls. Returns None if the run goes on."""
+    # The request, and its answer
     yield run.begin_step()
     yield from run.add_pending()
     answer = yield from ask(run)
     if isinstance(answer, End):  # no attempt has brought an answer
         yield run.end_step("error", Usage())  # no answer, so no finish_reason
         return answer
+
+    # The calls in it, each of which gets a result
     end = end_of(answer, run.model.context_window)
     if answer.calls:
         yield events.Status("running_tools")
-        stuck = yield from run_tools(run, reason_not_to_run(answer, end))
-        end = stuck or end
+        why_not = reason_not_to_run(answer, end)
+        if why_not:
+            yield from skip_calls(run, why_not)
+        else:
+            end = yield from run_tools(run)
         yield from run.add_pending()  # what the user has queued meanwhile
+
     yield run.end_step(answer.finish_reason, answer.usage)
     return end
-
-
-def take_queued_messages(run: Run) -> Events[None]:
-    """Queue the steering messages or, without any, the follow-ups."""
-    run.pending += yield from resolve(run.hooks.get_steering_messages())
-    if not run.pending:
-        run.pending += yield from resolve(run.hooks.get_follow_up_messages())
 
 
 def unanswerable(messages: list[Message], hooks: Hooks) -> Events[str]:
@@ -176,18 +205,38 @@ def unanswerable(messages: list[Message], hooks: Hooks) -> Events[str]:
     return problem
 
 
-def check_called(run: Run, end: End) -> Events[End]:
-    """Ask once more after an answer that only writes or announces a call; a second one fails."""
-    names = list(run.offered.tools)
-    if not names or end.stop_reason != "stop":
+def continue_run(run: Run, end: End) -> Events[End | None]:
+    """Add what continues a run whose model is done to its pending messages; else returns the End.
+
+    That is a steering message or, without one, a follow-up or, without one, a reminder.
+    """
+    queued = yield from resolve(run.hooks.get_steering_messages())
+    if not queued:
+        queued = yield from resolve(run.hooks.get_follow_up_messages())
+    run.pending += queued
+    if queued:
+        return None
+    if end.stop_reason != "stop":
         return end
-    has_run_tools = run.repetitions.calls > 0
-    text = reminder(run.text, names, run.offered.has, has_run_tools=has_run_tools)
+    return (yield from remind_to_call(run, end))
+
+
+def remind_to_call(run: Run, end: End) -> Events[End | None]:
+    """Remind the model, if its answer only writes or announces a call; else returns the End.
+
+    The second time the run ends with an error.
+    """
+    text = reminder(
+        answer=run.text,
+        tools=list(run.offered.tools),
+        is_tool=run.offered.has,
+        has_run_tools=run.repetitions.calls > 0,
+    )
     if not text:
         return end
     if run.was_reminded:
         return End("error", f"Error: {NOT_CALLED}", ModelError("no_call", NOT_CALLED))
     run.was_reminded = True
-    yield events.Notice(ASKED_AGAIN)
+    yield events.Notice(REMINDED)
     run.pending.append(user(text))
-    return end
+    return None

@@ -6,7 +6,7 @@ import json
 
 from coder import events
 from coder.events import Events, Returning, resolve
-from coder.history import History, convert_to_llm, newest, repair, stamp_usage, stamped_usage
+from coder.history import History, calls_of, keep_usage, newest, repair, wire_messages
 from coder.providers.errors import Failures
 from coder.run import End, OpenCall, Run
 from coder.types import Completion, ModelError, Request, Trigger, Usage
@@ -23,33 +23,38 @@ def ask(run: Run) -> Events[Completion | End]:
     # After tool results an empty answer means that the model is done. Else it is asked once more
     empty_is_fine = newest(run.messages).get("role") == "tool"
     while True:
-        # The list is repaired each time, and shortened if it is near the limit
+        # Before each attempt a hook may shorten the list, if it is near the limit
         yield from compact(run, "threshold")
 
-        # One attempt. An error is compacted away, waited for, or the end
+        # An attempt that fails: a shorter list, a wait, or the end
         try:
-            answer = yield from attempt(run)
+            answer = yield from stream_answer(run)
         except ModelError as error:
             run.abort.check()  # a connection that an abort has cut can look like an error
-            run.partial = []
+            run.partial = []  # the text of this attempt is void
             if error.kind == "overflow":
-                if (yield from compact(run, "overflow")):
-                    continue
-                return End("length", CONTEXT_LIMIT, error)
-            delay = failures.delay(error)  # counts the attempt; None: give up
+                is_shorter = yield from compact(run, "overflow")
+                if not is_shorter:
+                    return End("length", CONTEXT_LIMIT, error)
+                continue
+            delay = failures.add(error)
             if delay is None:
                 return End("error", failures.text(error), error)
-            yield from wait(run, failures.attempts, delay, error)
+            yield from wait_to_retry(run, attempt=failures.attempts, delay=delay, error=error)
             continue
 
-        # An answer that the full context has cut is asked for again in a shorter list
+        # An answer that the full context has cut: again, if the list can be shortened
         if fills_context(answer, run.model.context_window):
-            if (yield from compact(run, "length")):
+            is_shorter = yield from compact(run, "length")
+            if is_shorter:
                 continue
-        elif is_empty(answer) and not empty_is_fine:
+
+        # An empty answer: again, but only once
+        if is_empty(answer) and not empty_is_fine:
             empty_is_fine = True
+            failures.attempts += 1
             nothing = ModelError("empty", "the answer was empty", retryable=True)
-            yield from wait(run, failures.attempts + 1, 0.0, nothing)
+            yield from wait_to_retry(run, attempt=failures.attempts, delay=0.0, error=nothing)
             continue
 
         yield from accept(run, answer)
@@ -70,7 +75,7 @@ def is_empty(answer: Completion) -> bool:
 
 
 def end_of(answer: Completion, context_window: int) -> End | None:
-    """The End that this answer means; None if it has calls: each gets a result, then it goes on."""
+    """The End that this answer means; None if it has calls, after whose results the run goes on."""
     if answer.finish == "content_filter":
         return End("content_filter", answer.text or FILTERED)
     if answer.calls:
@@ -84,35 +89,42 @@ def end_of(answer: Completion, context_window: int) -> End | None:
 
 
 def compact(run: Run, trigger: Trigger) -> Events[bool]:
-    """Repair the list and let a hook shorten it, `max_compactions` times between two answers."""
+    """Repair the list and let a hook shorten it, `max_compactions` times between two answers.
+
+    Returns whether the list is shorter now.
+    """
     run.history.repair()
-    if run.last_usage is None:
-        run.last_usage = stamped_usage(run.messages)  # an earlier run's
     if run.compactions >= run.limits.max_compactions:
         return False
-    if trigger != "threshold":
+    is_needed = trigger != "threshold"  # at the threshold the hook decides, mostly to do nothing
+    if is_needed:
         yield events.Status("compacting")
-    shortened = run.hooks.on_length(run.messages, trigger, run.last_usage, run.abort)
-    with Returning(resolve(shortened)) as work:
+
+    # The hook shortens the list in place. Its event gets the number and the new list
+    shortening = run.hooks.on_length(run.messages, trigger, run.last_usage, run.abort)
+    with Returning(resolve(shortening)) as work:
         for event in work:
             if isinstance(event, events.Compacted):
                 event.attempt = run.compactions + 1
                 event.messages = run.messages[:]
             yield event
-    if work.value:
-        run.compactions += 1
-        run.partial = []  # the text of an answer that was cut is void
-        run.last_usage = Usage()  # that of the newest answer counted the longer list
-        if trigger != "threshold":
-            yield events.Status("preparing")
-        yield from resolve(run.hooks.on_compacted(run.messages))
-        run.history = History(run.messages)  # messages may have been changed in place
-    return work.value
+    if not work.value:
+        return False
+
+    # What was known of the longer list is void
+    run.compactions += 1
+    run.partial = []
+    run.last_usage = Usage()
+    if is_needed:
+        yield events.Status("preparing")
+    yield from resolve(run.hooks.on_compacted(run.messages))
+    run.history = History(run.messages)  # messages may have been changed in place
+    return True
 
 
-def attempt(run: Run) -> Events[Completion]:
-    """One request and its answer, streamed. Raises ModelError."""
-    request = yield from request_for(run)
+def stream_answer(run: Run) -> Events[Completion]:
+    """Send one request and pass on the deltas of its answer. Raises ModelError."""
+    request = yield from make_request(run)
     yield events.Status("asking")
     is_started = False
     with Returning(run.model.stream(request, run.abort)) as stream:
@@ -123,22 +135,26 @@ def attempt(run: Run) -> Events[Completion]:
             if isinstance(event, events.TextDelta):
                 run.partial.append(event.text)
             yield event
-    if not is_started:
+    if not is_started:  # an empty answer
         yield events.MessageStart({"role": "assistant", "content": ""})
-    run.usage += stream.value.usage
-    yield from resolve(run.hooks.after_llm_call(stream.value))
-    return stream.value
+    answer = stream.value
+    run.usage += answer.usage
+    yield from resolve(run.hooks.after_llm_call(answer))
+    return answer
 
 
-def request_for(run: Run) -> Events[Request]:
-    """The list converted to API messages, and changed by the hooks."""
+def make_request(run: Run) -> Events[Request]:
+    """The list in the API's form, with the tools, as the hooks change it. The run keeps which tools
+    are offered."""
+    # The hooks choose and convert what is sent. They had the list: all is repaired once more
     chosen = yield from resolve(run.hooks.transform_context(run.messages, run.abort))
     converted = yield from resolve(run.hooks.convert_to_llm(chosen))
-    run.history.repair()  # again: the hooks had the list
+    run.history.repair()
     if converted is not run.messages:
         converted = repair(converted)
+
     request = Request(
-        messages=convert_to_llm(converted, run.model.name),
+        messages=wire_messages(converted, run.model.name),
         tools=run.tools.schemas,
         system=run.system,
         api_key=(yield from resolve(run.hooks.get_api_key())),
@@ -146,12 +162,16 @@ def request_for(run: Run) -> Events[Request]:
         session_id=run.tools.session_id,
     )
     yield from resolve(run.hooks.before_llm_call(request))
-    request.tools, run.offered = run.tools.select(request.tools)
+
+    # A hook may have taken tools out, and added some
+    schemas, offered = run.tools.select(request.tools)
+    request.tools = schemas
+    run.offered = offered
     return request
 
 
-def wait(run: Run, attempt: int, delay: float, error: ModelError) -> Events[None]:
-    """Report a failed attempt and wait for the next."""
+def wait_to_retry(run: Run, attempt: int, delay: float, error: ModelError) -> Events[None]:
+    """Report a failed attempt, and wait so many seconds."""
     yield events.Retry(attempt, delay, error)
     yield events.Status("waiting")
     run.abort.wait(delay)
@@ -159,17 +179,20 @@ def wait(run: Run, attempt: int, delay: float, error: ModelError) -> Events[None
 
 
 def accept(run: Run, answer: Completion) -> Events[None]:
-    """Stamp the answer and announce it; add it to the list, unless it is empty."""
+    """Add the answer to the list, unless it is empty, and report it. Its calls are open then."""
+    # The newest answer is this one
     run.partial = []
     run.compactions = 0
     run.text = answer.text
     run.last_usage = answer.usage
-    run.answer = answer.message
-    answer.message["meta"] = run.stamp()
+    run.answer_message = answer.message
+    answer.message["meta"] = run.new_meta()
+
+    # From here on, whatever stops the run, its calls get results
     recognize_calls(run, answer)
     run.open_calls = [OpenCall(call, run.context(call)) for call in answer.calls]
     if answer.text or answer.calls:
-        stamp_usage(answer.message, answer.usage, len(run.messages))
+        keep_usage(answer.message, answer.usage, len(run.messages))
         run.messages.append(answer.message)
     yield events.MessageEnd(answer.message)
     if answer.finish == "content_filter":
@@ -181,13 +204,13 @@ def recognize_calls(run: Run, answer: Completion) -> None:
 
     The message is changed as well: the model reads in it how the tool is really called.
     """
-    entries = {entry.get("id"): entry for entry in answer.message.get("tool_calls") or ()}
-    recognized = [run.offered.recognize(call) for call in answer.calls]
-    for call, meant in zip(answer.calls, recognized):
+    entries = {entry.get("id"): entry for entry in calls_of(answer.message)}
+    written = answer.calls
+    answer.calls = [run.offered.recognize(call) for call in written]
+    for call, meant in zip(written, answer.calls):
         entry = entries.get(call.id)
         if entry is None or meant == call:
             continue
         entry["function"]["name"] = meant.name
         if not meant.problem:
             entry["function"]["arguments"] = json.dumps(meant.arguments, ensure_ascii=False)
-    answer.calls = recognized

@@ -31,7 +31,7 @@ class Repetitions:
     """The calls of one run so far, as far as they repeat."""
 
     def __init__(self, threshold: int) -> None:
-        self.threshold = threshold  # 3: the third equal call in a row is refused
+        self.threshold = threshold  # 3: the third equal call in a row is not run
         self.calls = 0  # that have a result, run or not
         self.stale = 0  # calls in a row that brought nothing new
         # Calls of this answer since one that may have changed something
@@ -45,38 +45,38 @@ class Repetitions:
         self._unchanged.clear()
         self._model_was_told = self.stale >= STALE_CALLS
 
-    def is_double(self, call: ToolCall, changes_nothing: bool) -> bool:
-        """Is the call equal to one of this answer after which nothing was changed? If not, remember
-        it.
-        """
-        if call.problem:  # the texts that could not be read may differ
-            return False
-        key = _key(call)
-        if key in self._unchanged:
-            return True
+    def seen_in_answer(self, call: ToolCall) -> bool:
+        """Is the call equal to one of this answer after which nothing was changed?"""
+        # Texts that could not be read may differ
+        return not call.problem and _key(call) in self._unchanged
+
+    def add_to_answer(self, call: ToolCall, changes_nothing: bool) -> None:
+        """Count a call of this answer, before it is run."""
+        if call.problem:
+            return
         if not changes_nothing:
             self._unchanged.clear()
-        self._unchanged.add(key)
-        return False
+        self._unchanged.add(_key(call))
 
-    def times(self, call: ToolCall) -> int:
-        """How often the call would now come in a row, with the same result."""
+    def times_in_a_row(self, call: ToolCall) -> int:
+        """1, if the call is another one than the newest; else one more than that came in a row with
+        the same result."""
         newest_call, _ = self._newest
         return self._in_a_row + 1 if _key(call) == newest_call else 1
 
-    def refuse(self, call: ToolCall) -> None:
-        """The call is not run: it still came."""
-        self._in_a_row = self.times(call)
+    def add_not_run(self, call: ToolCall) -> None:
+        """Count a call that repeats the newest one too often, and so is not run."""
+        self._in_a_row = self.times_in_a_row(call)
         self.stale += 1
 
     def allow(self) -> None:
-        """Count anew: the user or a hook wants the repetition."""
+        """Count anew: the user or a hook allows the repetition."""
         self._newest = ("", "")
         self._in_a_row = 0
         self.stale = 0
 
     def add(self, call: ToolCall, result: ToolResult) -> None:
-        """Count a call that was run. After many without anything new, note that in the result."""
+        """Count a call and its result. After many without anything new the result gets a note."""
         self.calls += 1
         outcome = (_key(call), as_text(result.content))
         if outcome != self._newest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ from coder import events
 from coder.abort import Abort
 from coder.ai import Model
 from coder.events import Events
-from coder.history import NOT_RUN, History, now, tool_message, truncate
+from coder.history import NOT_RUN, NOTE_SIZE, History, now, tool_message, truncate
 from coder.hooks import Hooks
 from coder.providers.errors import RetryPolicy
 from coder.providers.text import new_id
@@ -47,12 +48,35 @@ class OpenCall:
 
     call: ToolCall
     ctx: ToolContext
-    is_started: bool = False  # its start event is out
-    began: float | None = None  # monotonic seconds, when its tool began
-    asking: float = 0.0  # seconds that the user took to answer; they are not the tool's
-    seconds: float = 0.0  # that its tool took
-    output: deque[str] = field(default_factory=lambda: deque(maxlen=100))  # its newest updates
-    result: ToolResult | None = None
+    is_announced: bool = False  # its ToolStart is out: a ToolEnd has to follow
+    result: ToolResult | None = None  # once its ToolEnd is out
+    # The newest updates of its tool
+    output: deque[str] = field(default_factory=lambda: deque(maxlen=100))
+
+    # Seconds. The tool's own are without those of hooks and of the user's replies
+    tool_began: float | None = None  # by the monotonic clock; None: the tool is not running
+    user_seconds: float = 0.0
+    tool_seconds: float = 0.0
+
+    def begin_tool(self) -> None:
+        self.tool_began = time.monotonic()
+
+    def end_tool(self) -> None:
+        if self.tool_began is not None:
+            self.tool_seconds = time.monotonic() - self.tool_began - self.user_seconds
+            self.tool_began = None
+
+    def close(self, result: ToolResult) -> events.ToolEnd:
+        """Keep the result of the call; returns the event that reports it."""
+        self.end_tool()
+        self.result = result
+        return events.ToolEnd(
+            id=self.call.id,
+            name=self.call.name,
+            result=result,
+            is_error=result.is_error,
+            seconds=self.tool_seconds,
+        )
 
 
 @dataclass
@@ -75,8 +99,7 @@ class Run:
     pending: list[Message]  # prompts and queued messages that are not in the list yet
     steps: int = 0
     usage: Usage = field(default_factory=Usage)  # with that of sub-agents
-    # Of the newest answer. None: still to be read from the list; zeros: unknown, it was shortened
-    last_usage: Usage | None = None
+    last_usage: Usage = field(default_factory=Usage)  # of the newest answer; zeros: unknown
     text: str = ""  # of the newest answer
     compactions: int = 0  # since the newest answer
     was_reminded: bool = False  # that an answer called nothing
@@ -87,9 +110,9 @@ class Run:
     # The current step
     in_step: bool = False
     partial: list[str] = field(default_factory=list)  # the text that has arrived, in pieces
-    answer: Message = field(default_factory=dict)
+    answer_message: Message = field(default_factory=dict)
     open_calls: list[OpenCall] = field(default_factory=list)
-    results: list[Message] = field(default_factory=list)
+    tool_messages: list[Message] = field(default_factory=list)  # the results so far
 
     def __post_init__(self) -> None:
         self.offered = self.tools
@@ -102,61 +125,72 @@ class Run:
             cwd=self.offered.cwd,
             abort=self.abort,
             session_id=self.offered.session_id,
-            message_id=self.answer["meta"]["message_id"],
+            message_id=self.answer_message["meta"]["message_id"],
             call_id=call.id,
             seen=self.offered.seen,
             budget=self.budget,
             tool=self.offered.known.get(call.name),
         )
 
-    def stamp(self) -> dict[str, Any]:
-        """The meta data of an answer."""
+    def new_meta(self) -> dict[str, Any]:
+        """The key "meta" of a new answer."""
         return {"message_id": new_id(), "timestamp": now(), "model": self.model.name}
 
     def begin_step(self) -> events.StepStart:
         self.budget.step()
         self.steps += 1
         self.in_step = True
-        self.answer = {}
-        self.results = []
+        self.answer_message = {}
+        self.tool_messages = []
         return events.StepStart(self.steps)
 
     def end_step(self, finish_reason: str, usage: Usage) -> events.StepEnd:
         self.in_step = False
-        return events.StepEnd(self.answer, self.results, finish_reason, usage)
+        return events.StepEnd(
+            message=self.answer_message,
+            tool_results=self.tool_messages,
+            finish_reason=finish_reason,
+            usage=usage,
+        )
 
     def add_pending(self) -> Events[None]:
         while self.pending:
             message = self.pending[0]
             self.messages.append(message)
             self.pending.pop(0)  # after the append: after an interrupt between them it comes twice
-            yield from _announce(message)
+            yield from _report(message)
 
     def add_result(self, opened: OpenCall) -> Events[None]:
-        result = opened.result or self.abort_result(opened)
-        message = tool_message(opened.call.id, result)
+        assert opened.result
+        message = tool_message(opened.call.id, opened.result)
         self.messages.append(message)
         # After the append: an interrupt between them leaves the result twice, and repair drops one
         self.open_calls.remove(opened)
-        self.results.append(message)
-        yield from _announce(message)
+        self.tool_messages.append(message)
+        yield from _report(message)
 
     def settle(self) -> Events[None]:
         """Leave the list valid, whatever stopped the run. Does nothing the second time."""
         # The text that has arrived becomes an answer
         text = "".join(self.partial)
         if text:
-            meta = self.stamp() | {"aborted": True}
-            self.answer = {"role": "assistant", "content": text, "meta": meta}
+            meta = self.new_meta() | {"aborted": True}
+            self.answer_message = {"role": "assistant", "content": text, "meta": meta}
             self.partial = []
-            self.messages.append(self.answer)
-            yield events.MessageEnd(self.answer)  # its start was at its first delta
-        # Each call gets a result
+            self.messages.append(self.answer_message)
+            yield events.MessageEnd(self.answer_message)  # its start was at its first delta
+
+        # Each call gets a result, and each ToolStart its ToolEnd
         for opened in self.open_calls[:]:
-            if not opened.is_started:
+            if not opened.is_announced:
                 opened.result = ToolResult(NOT_RUN, is_error=True)
+            elif (
+                opened.result is None
+            ):  # its tool or a hook was at work, or the user had a question
+                yield opened.close(self.abort_result(opened))
             yield from self.add_result(opened)
         self.history.repair()  # an interrupt may have left a result twice
+
         # Prompts and queued messages are kept
         yield from self.add_pending()
         if self.in_step:
@@ -164,25 +198,28 @@ class Run:
 
     @property
     def abort_reason(self) -> str:
+        """Why, in words; "stopped": by an exception, or a consumer that takes no more events."""
         return ABORTED_BY.get(self.abort.reason, self.abort.reason or "stopped")
 
     def abort_result(self, opened: OpenCall) -> ToolResult:
         """The result of a tool that was aborted: its output so far, and why."""
+        text = f"[{self.abort_reason}]"
         output = "".join(opened.output)
-        reason = f"[{self.abort_reason}]"
-        text = f"{output}\n{reason}" if output else reason
-        limit = self.limits.max_output - 99  # so that it is cut only once
-        return ToolResult(truncate(text, limit), is_error=True)
+        if output:
+            text = f"{output}\n{text}"
+        max_chars = self.limits.max_output - NOTE_SIZE  # so that it is not truncated once more
+        return ToolResult(truncate(text, max_chars), is_error=True)
 
     def abort_end(self) -> End:
+        """The End of a run that was aborted, by the user or by a time limit."""
         if self.abort.reason != "max_time":
             return End("aborted", "Request aborted.")
-        limit = "Time limit"
-        if self.limits.max_seconds is not None:  # None: the limit is the parent run's
-            limit += f" of {self.limits.max_seconds:g} s"
+        limit = "Time limit"  # of the parent's run, if this one has none
+        if self.limits.max_seconds is not None:
+            limit = f"Time limit of {self.limits.max_seconds:g} s"
         return End("max_time", self.text or f"{limit} reached, task may be incomplete.")
 
 
-def _announce(message: Message) -> Events[None]:
+def _report(message: Message) -> Events[None]:
     yield events.MessageStart(message)
     yield events.MessageEnd(message)

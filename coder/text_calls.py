@@ -40,14 +40,19 @@ FENCED = r"(?s)```\w*\s*\n(?P<inside>.*?)\n?```"
 QUOTED = r"(?s)```(?!tool_code).*?(?:```|\Z)|`[^`\n]+`"
 
 
-def reminder(text: str, tools: list[str], is_tool: IsTool, has_run_tools: bool) -> str:
-    """What the model is told after an answer without a call, "" if the answer is one."""
-    if holds_text_call(text, is_tool):
+def reminder(answer: str, tools: list[str], is_tool: IsTool, has_run_tools: bool) -> str:
+    """What the model is told after the text of an answer without a call; "" if that is all right.
+
+    `tools`: the names of those that it can call; `is_tool` also knows their other names.
+    """
+    if not tools:
+        return ""
+    if holds_text_call(answer, is_tool):
         names = tools[:4]
         if len(tools) > 4:
             names.append("...")
         return TEXT_CALL.format(tools=", ".join(names))
-    if text.rstrip().endswith(":") and not has_run_tools:
+    if answer.rstrip().endswith(":") and not has_run_tools:
         return ANNOUNCEMENT
     return ""
 

@@ -1,4 +1,4 @@
-"""Running the tool calls of one answer: hooks around each, repetitions refused, output cut once.
+"""Running the tool calls of one answer: hooks around each, repetitions not run, output cut once.
 
 Start events and results come in the order of the answer. The tool set says what runs together.
 """
@@ -22,6 +22,7 @@ ANSWER_CUT = (
     "Not run: the answer was cut at the output limit, so this call may be incomplete. "
     "Send it again in smaller pieces, for instance a long file in several edits."
 )
+SKIPPED = "Skipped due to queued user message."
 
 
 def reason_not_to_run(answer: Completion, end: End | None) -> str:
@@ -33,91 +34,103 @@ def reason_not_to_run(answer: Completion, end: End | None) -> str:
     return ""
 
 
-def run_tools(run: Run, why_not: str) -> Events[End | None]:
-    """Add a result for each open call; it is `why_not`, unless that is "".
+def skip_calls(run: Run, reason: str) -> Events[None]:
+    """Give each open call a result that says why it is not run."""
+    for opened in run.open_calls[:]:
+        yield from announce_call(run, opened)
+        yield opened.close(ToolResult(reason, is_error=True))
+        yield from run.add_result(opened)
 
-    Returns the End of a run that repeats itself.
-    """
-    end: End | None = None
+
+def run_tools(run: Run) -> Events[End | None]:
+    """Add a result for each open call. Returns the End of a run that repeats itself."""
     run.repetitions.begin_answer()
     while run.open_calls:
-        # A group is one call alone, or neighbours that run side by side
+        # Start the next group, which is one call alone, or neighbours that run side by side
         size = run.offered.group_size([opened.call for opened in run.open_calls])
-        group = run.open_calls[:size]
-        repeated = yield from start_group(run, group, why_not)
+        group: list[OpenCall] = []
+        end: End | None = None
+        for opened in run.open_calls[:size]:
+            group.append(opened)
+            end = yield from start_call(run, opened)
+            if end:
+                break
+
+        # Run it; results enter the list in the order of the answer
         yield from run_group(run, group)
         for opened in group:
             yield from run.add_result(opened)
 
         # A call that repeats itself ends the run, and so do calls that bring nothing new
-        end = end or repeated
-        if end is None and run.repetitions.is_stuck:
-            end = yield from end_stuck(run, group[-1].call)
+        if end is None:
+            end = yield from stop_if_stuck(run, group[-1].call)
         if end:
-            why_not = NOT_RUN
+            yield from skip_calls(run, NOT_RUN)
+            return end
 
         # A message that the user has queued comes before the calls that are left
-        if not why_not and not run.abort.is_set:
-            steering = yield from resolve(run.hooks.get_steering_messages())
-            run.pending += steering
-            if steering:
-                why_not = "Skipped due to queued user message."
-    return end
+        if not run.abort.is_set:
+            queued = yield from resolve(run.hooks.get_steering_messages())
+            run.pending += queued
+            if queued:
+                yield from skip_calls(run, SKIPPED)
+    return None
 
 
-def start_group(run: Run, group: list[OpenCall], why_not: str) -> Events[End | None]:
-    """Announce the calls of a group; those that are not to be run get their results.
+def announce_call(run: Run, opened: OpenCall) -> Events[ToolResult | None]:
+    """Bring the arguments of a call to the types of its tool, and report its start.
 
-    Returns the End of a run that repeats itself.
+    If that fails, returns what becomes the result; the event has {} as arguments.
     """
-    ended: End | None = None
-    for opened in group:
-        if run.abort.is_set:
-            why_not = f"Not run: {run.abort_reason}."
-        end = yield from start_call(run, opened, why_not)
-        if end:
-            ended = end
-            why_not = NOT_RUN
-    return ended
+    call = opened.call
+    failure: ToolResult | None = None
+    arguments = {}
+    try:
+        call.arguments = run.offered.fit_arguments(call)
+        arguments = copied(call.arguments)  # a consumer of the event may change them
+    except ToolError as error:
+        failure = as_failure(error)
+        failure.is_news = False
+    opened.is_announced = True
+    yield events.ToolStart(
+        id=call.id,
+        name=call.name,
+        arguments=arguments,
+        title=run.offered.title(call),
+    )
+    return failure
 
 
-def start_call(run: Run, opened: OpenCall, why_not: str) -> Events[End | None]:
-    """Announce the call; it gets its result if it is not to be run.
+def start_call(run: Run, opened: OpenCall) -> Events[End | None]:
+    """Announce the call. It gets its result at once, if its tool is not to be run.
 
     Returns the End of a run that repeats itself.
     """
     call = opened.call
-    opened.is_started = True
-    refused = refuse(run, call)
-    shown = {} if refused else copied(call.arguments)  # whoever gets them may change them
-    yield events.ToolStart(call.id, call.name, shown, run.offered.title(call))
-    if why_not:
-        yield end_call(opened, ToolResult(why_not, is_error=True))
+    failure = yield from announce_call(run, opened)
+    if run.abort.is_set:
+        yield opened.close(ToolResult(f"Not run: {run.abort_reason}.", is_error=True))
         return None
-    if run.repetitions.is_double(call, run.offered.changes_nothing(call)):
-        yield end_call(opened, ToolResult(SAME_AS_ABOVE))
+
+    # A repetition: of a call of this answer, or of the calls before
+    if run.repetitions.seen_in_answer(call):
+        yield opened.close(ToolResult(SAME_AS_ABOVE))
         return None
-    end = yield from check_repetition(run, opened)
-    if opened.result:  # a repetition: it has been answered, not run
+    run.repetitions.add_to_answer(call, run.offered.changes_nothing(call))
+    end = yield from stop_repetition(run, opened)
+    if opened.result:
         return end
-    if refused:
-        run.repetitions.add(call, refused)
-        yield end_call(opened, refused)
+
+    # Unusable arguments: no hook sees the call
+    if failure:
+        run.repetitions.add(call, failure)
+        yield opened.close(failure)
         return None
-    early = yield from call_hook(run, opened, run.hooks.before_tool_call, opened.ctx)
-    if early:
-        yield from finish_call(run, opened, early)
-    return None
 
-
-def refuse(run: Run, call: ToolCall) -> ToolResult | None:
-    """Bring the arguments to the types of the tool, in place; the result if that fails."""
-    try:
-        run.offered.check(call)
-    except ToolError as error:
-        refused = as_failure(error)
-        refused.is_news = False
-        return refused
+    # A hook may deny the call, or have a result for it
+    result = yield from call_hook(run, opened, hook=run.hooks.before_tool_call, argument=opened.ctx)
+    if result:
+        yield from finish_call(run, opened, result)
     return None
 
 
@@ -125,11 +138,11 @@ def call_hook(
     run: Run,
     opened: OpenCall,
     hook: Callable[[ToolCall, T], Outcome[ToolResult | None]],
-    given: T,
+    argument: T,
 ) -> Events[ToolResult | None]:
     """The result that a hook of a tool returns or raises. Raises TypeError for another value."""
     try:
-        result = yield from resolve(hook(opened.call, given))
+        result = yield from resolve(hook(opened.call, argument))
     except Aborted:
         return run.abort_result(opened)
     except ToolError as error:
@@ -143,85 +156,87 @@ def call_hook(
 def run_group(run: Run, group: list[OpenCall]) -> Events[None]:
     """Run the tools of calls without a result. An abort becomes the result of those it stops."""
     calls = [opened for opened in group if opened.result is None]
-    works = [run.offered.run(opened.call, opened.ctx) for opened in calls]
-    together = run.offered.together(works, run.abort)
+    generators = [run.offered.run(opened.call, opened.ctx) for opened in calls]
+    outputs = run.offered.outputs_of(generators, run.abort)
     for opened in calls:
-        opened.began = time.monotonic()
+        opened.begin_tool()
     try:
-        for number, event in together:
-            if isinstance(event, ToolResult):
-                yield from finish_call(run, calls[number], event)
+        for index, output in outputs:
+            if isinstance(output, ToolResult):
+                yield from finish_call(run, calls[index], output)
             else:
-                yield from pass_on(run, calls[number], event)
+                yield from pass_on(run, calls[index], output)
     except Aborted:
         for opened in calls:
             if opened.result is None:
                 yield from finish_call(run, opened, run.abort_result(opened))
     finally:
-        together.close()
+        outputs.close()
 
 
 def pass_on(run: Run, opened: OpenCall, event: Event) -> Events[None]:
     """Pass on an event of a tool. Count a sub-agent's usage, keep the newest output, time the
-    user's answers."""
+    user's replies."""
     if isinstance(event, events.Nested) and isinstance(event.event, events.RunEnd):
         run.usage += event.event.usage
     if isinstance(event, events.ToolUpdate):
         opened.output.append(event.text)
-    shown = time.monotonic()
+    passed_at = time.monotonic()
     yield event
-    if hasattr(innermost(event), "reply"):  # a question: the consumer has answered meanwhile
-        opened.asking += time.monotonic() - shown
+    if hasattr(innermost(event), "reply"):  # a question: the consumer has replied meanwhile
+        opened.user_seconds += time.monotonic() - passed_at
 
 
 def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
-    """The result as the hooks change it, truncated, and the end event."""
-    if opened.began is not None:
-        opened.seconds = time.monotonic() - opened.began - opened.asking
-    changed = yield from call_hook(run, opened, run.hooks.after_tool_call, result)
-    result = changed or result
-    result.content = truncate_content(result.content, run.limits.max_output)
-    run.repetitions.add(opened.call, result)
-    yield end_call(opened, result)
+    """Let the hooks change the result, truncate it, and report the end of the call."""
+    opened.end_tool()
+    changed = yield from call_hook(run, opened, hook=run.hooks.after_tool_call, argument=result)
+    final = changed or result
+    final.content = truncate_content(final.content, run.limits.max_output)
+    run.repetitions.add(opened.call, final)
+    yield opened.close(final)
 
 
-def end_call(opened: OpenCall, result: ToolResult) -> events.ToolEnd:
-    opened.result = result
-    return events.ToolEnd(
-        id=opened.call.id,
-        name=opened.call.name,
-        result=result,
-        is_error=result.is_error,
-        seconds=opened.seconds,
-    )
-
-
-def check_repetition(run: Run, opened: OpenCall) -> Events[End | None]:
+def stop_repetition(run: Run, opened: OpenCall) -> Events[End | None]:
     """Give the call a result instead of running it, if it repeats the calls before it too often.
 
-    Returns the End of the run, if it was refused before.
+    Returns the End of the run, if the model was told so before and repeats the call nevertheless.
     """
     call = opened.call
-    count = run.repetitions.times(call)
+    count = run.repetitions.times_in_a_row(call)
     if count < run.repetitions.threshold:
         return None
-    times = f"{call.name} was called {count} times in a row with the same arguments"
+    problem = f"{call.name} was called {count} times in a row with the same arguments"
     if count > run.repetitions.threshold:
-        yield end_call(opened, ToolResult(NOT_RUN, is_error=True))
-        return End("doom_loop", f"Stopped: {times}.")
-    if (yield from may_repeat(run, call, count)):
+        yield opened.close(ToolResult(NOT_RUN, is_error=True))
+        return End("doom_loop", f"Stopped: {problem}.")
+    is_allowed = yield from may_repeat(run, call, count)
+    if is_allowed:
         return None
-    run.repetitions.refuse(call)
+    run.repetitions.add_not_run(call)
     text = (
-        f"Not run: {times}, and its result was the same. Do something else, or say what is in the "
+        f"Not run: {problem}, and its result was the same. Do something else, or say what is in the "
         "way. The same call once more ends the run."
     )
-    yield end_call(opened, ToolResult(text, is_error=True))
+    yield opened.close(ToolResult(text, is_error=True))
     return None
 
 
+def stop_if_stuck(run: Run, call: ToolCall) -> Events[End | None]:
+    """The End of a run whose calls bring nothing new, unless the user or a hook lets it go on."""
+    if not run.repetitions.is_stuck:
+        return None
+    is_allowed = yield from may_repeat(run, call, STALE_CALLS_TO_END)
+    if is_allowed:
+        return None
+    return End("doom_loop", f"Stopped: the last {STALE_CALLS_TO_END} calls brought nothing new.")
+
+
 def may_repeat(run: Run, call: ToolCall, count: int) -> Events[bool]:
-    """Ask the hooks, and without one the user, whether the run may go on repeating itself."""
+    """Let the hooks decide, and without one the user, whether the run may go on repeating itself.
+
+    If it may, repetitions are counted anew.
+    """
     question = events.DoomLoop(
         name=call.name,
         arguments=copied(call.arguments),
@@ -233,10 +248,3 @@ def may_repeat(run: Run, call: ToolCall, count: int) -> Events[bool]:
     if is_allowed:
         run.repetitions.allow()
     return is_allowed
-
-
-def end_stuck(run: Run, call: ToolCall) -> Events[End | None]:
-    """The End of a run whose calls bring nothing new, unless the user or a hook lets it go on."""
-    if (yield from may_repeat(run, call, STALE_CALLS_TO_END)):
-        return None
-    return End("doom_loop", f"Stopped: the last {STALE_CALLS_TO_END} calls brought nothing new.")

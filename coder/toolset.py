@@ -46,36 +46,32 @@ def keep(text: str) -> str:
 
 @dataclass
 class ToolContext:
-    """What a tool gets.
-
-    `seen`: digests of files as this session last read or wrote them; None if only their names were
-    told.
-    """
+    """What a tool gets for one call."""
 
     cwd: Path
     abort: Abort
     session_id: str = ""
     message_id: str = ""
     call_id: str = ""
+    tool: Tool | None = None  # that is called; None: the set has none of this name
+    budget: Budget | None = None  # of the run, for a tool that starts another one
+    updates: list[Any] = field(default_factory=list, repr=False)  # events not yielded yet
+    # A digest of each file as this session last read or wrote it; None: only its name was told
     seen: dict[Path, Any] = field(default_factory=dict)
+
+    # From hooks: the permissions, the sandbox, the redaction
     authorize: Authorize | None = None
     secret: Callable[[str], bool] | None = None  # may this file only be searched with permission?
-    confine: Any = None  # starts child processes confined (permissions/sandbox.py)
-    budget: Budget | None = None  # of the run, for a tool that starts another one
-    redact: Callable[[str], str] = keep  # takes the values of keys out (permissions/redact.py)
-    updates: list[Any] = field(default_factory=list, repr=False)  # events not yielded yet
-    tool: Tool | None = None  # that is called; None: the set has none of this name
     read_only: bool = False  # the agent changes nothing: what a tool starts may not either
+    confine: Any = None  # starts child processes confined (permissions/sandbox.py)
+    redact: Callable[[str], str] = keep  # takes the values of keys out (permissions/redact.py)
 
     def update(self, text: str) -> None:
         """Show output while the tool works: when it yields next, or returns."""
         self.updates.append(ToolUpdate(self.call_id, self.redact(text)))
 
     def ask(
-        self,
-        permission: str,
-        pattern: str | Sequence[str],
-        detail: str = "",
+        self, permission: str, pattern: str | Sequence[str], detail: str = ""
     ) -> Generator[Event, None, None]:
         """`yield from` it before acting. Raises DeniedError; without permissions all is allowed.
 
@@ -91,30 +87,26 @@ class ToolContext:
 
 @dataclass(frozen=True)
 class Tool:
-    """A function, its name and what the model is sent of it.
+    """A function, what the model is sent of it, and how its calls are run."""
 
-    `title` is what people see of a call: the name of an argument, or a function of the arguments.
-    `concurrent`: its calls change nothing, and may run side by side (agent/parallel.py). `is_open`:
-    it takes arguments that its schema does not name; the function gets (ctx, arguments).
-    `permission`: the kind of its rules, "" for its own name. `default`: what holds without a rule.
-    `asks_itself`: with ctx.ask, about something exact; else each call is asked about before it
-    runs. `slips`: what models write for a call of it (slips.py). `twin`: a tool for the same work
-    in another form, which is not offered, and runs if the model calls it.
-    """
-
+    # What the model is sent
     name: str
     description: str
     parameters: Schema
+    # How it is called
     function: Callable[..., Any]
     context: str = ""  # the parameter that takes the ToolContext
+    is_open: bool = False  # takes what its schema does not name: function(ctx, arguments)
+    concurrent: bool = False  # changes nothing, so that calls may run in parallel
+    # What people see of a call: the value of this argument, or of a function of all arguments
     title: Title = ""
-    concurrent: bool = False
-    is_open: bool = False
+    # Who decides whether a call is run
+    permission: str = ""  # the kind of its rules; "": its name
+    default: Default = "ask"  # what holds without a rule
+    asks_itself: bool = False  # by ctx.ask, about something exact; else each call is asked about
+    # What models call instead
     slips: Slips = NO_SLIPS
-    permission: str = ""
-    default: Default = "ask"
-    asks_itself: bool = False
-    twin: Tool | None = None
+    twin: Tool | None = None  # for the same work in another form: not offered, but run if called
 
     @property
     def kind(self) -> str:
@@ -175,19 +167,25 @@ def tool(
         raise TypeError(f"tool {name}: default has to be allow or ask, not {default!r}")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"tool {name} is async: tools are plain functions or generators")
-    hints = typing.get_type_hints(function)
+
+    # The parameters that the model sees: all but the one for the ToolContext
+    type_hints = typing.get_type_hints(function)
     signature = dict(inspect.signature(function).parameters)
-    context = next((name for name in signature if hints.get(name) is ToolContext), "")
+    contexts = [parameter for parameter in signature if type_hints.get(parameter) is ToolContext]
+    context = next(iter(contexts), "")
     signature.pop(context, None)
+
     doc = inspect.getdoc(function) or ""
-    description, parameters = described_schema(f"tool {name}", doc, signature, hints)
+    description, parameters = described_schema(
+        where=f"tool {name}", doc=doc, signature=signature, type_hints=type_hints
+    )
     return Tool(
-        name,
-        description,
-        parameters,
-        function,
+        name=name,
+        description=description,
+        parameters=parameters,
+        function=function,
         context=context,
-        title=title or next(iter(signature), ""),
+        title=title or next(iter(signature), ""),  # the first argument
         default=default,
         **options,
     )
@@ -206,33 +204,37 @@ class Toolset:
         cwd: str | Path | None = None,
         session_id: str = "",
     ) -> None:
-        made = [_as_tool(entry) for entry in tools]
-        self.tools: dict[str, Tool] = {tool.name: tool for tool in made}
+        self.tools: dict[str, Tool] = {}
+        for entry in tools:
+            made = _as_tool(entry)
+            self.tools[made.name] = made
         self.cwd = Path(cwd or Path.cwd()).resolve()
         self.session_id = session_id
         self.seen: dict[Path, Any] = {}
 
     @property
     def schemas(self) -> list[Schema]:
+        """The tools in the API's form."""
         return [tool.schema for tool in self.tools.values()]
 
     def select(self, entries: Iterable[Any]) -> tuple[list[Schema], Toolset]:
-        """The schemas of these entries, and this set with the tools that they name.
+        """(the schemas of these entries, a set with the tools that they name).
 
-        An entry is a schema, or a tool or function, which need not be in the set.
+        An entry is the schema of a tool in this set, or any tool or function.
         """
         schemas = []
         tools = self.tools.copy()
         for entry in entries:
-            made = _as_tool(entry)
-            if isinstance(made, Tool):
+            if isinstance(entry, dict):
+                schemas.append(entry)
+            else:
+                made = _as_tool(entry)
                 tools[made.name] = made
-                made = made.schema
-            schemas.append(made)
+                schemas.append(made.schema)
         names = {(schema.get("function") or {}).get("name") for schema in schemas}
-        chosen = copy.copy(self)
-        chosen.tools = {name: tool for name, tool in tools.items() if name in names}
-        return schemas, chosen
+        selected = copy.copy(self)
+        selected.tools = {name: tool for name, tool in tools.items() if name in names}
+        return schemas, selected
 
     @property
     def known(self) -> dict[str, Tool]:
@@ -241,26 +243,25 @@ class Toolset:
         return {twin.name: twin for twin in twins} | self.tools
 
     def title(self, call: ToolCall) -> str:
+        """What people see of a call."""
         try:
             return self.known[call.name].title_of(call.arguments)
         except Exception:  # an unknown tool; or a tool's title function, for unchecked arguments
             return call.name
 
-    def check(self, call: ToolCall) -> None:
-        """Bring the arguments of a call to the types that its tool takes.
-
-        Raises ToolError if they are unusable.
-        """
+    def fit_arguments(self, call: ToolCall) -> Arguments:
+        """The arguments of a call in the types that its tool takes. Raises ToolError."""
         if call.problem:
             raise ToolError(f"the arguments are {call.problem}. Send one JSON object.")
         called = self.known.get(call.name)
-        if called is None:  # only a hook can answer it
-            return
+        if called is None:  # only a hook can give it a result
+            return call.arguments
         schema = called.parameters
         # One without properties may name its parameters elsewhere
         if "properties" in schema and not called.is_open:
             schema = {"additionalProperties": False} | schema
-        call.arguments = fit(call.arguments, schema, call.name, called.slips.hints)
+        fitted: Arguments = fit(call.arguments, schema, where=call.name, hints=called.slips.hints)
+        return fitted
 
     def recognize(self, call: ToolCall) -> ToolCall:
         """The call as one of these tools takes it: with its own name and its own parameters.
@@ -285,14 +286,14 @@ class Toolset:
         if name in known:
             return known[name]
         word = name.lower()
-        meant = []
+        candidates = []
         for tool in known.values():
             if word == tool.name.lower() or word in tool.slips.names:
-                meant.append(tool)
-        return meant[0] if len(meant) == 1 else None
+                candidates.append(tool)
+        return candidates[0] if len(candidates) == 1 else None
 
     def _describe_unknown(self, name: str) -> str:
-        """What a call of an unknown tool is answered with."""
+        """What the model is told after a call of an unknown tool."""
         tools = f"The tools are: {', '.join(self.tools) or 'none'}"
         if name == NO_NAME:
             return f"the call had no name. {tools}"
@@ -313,57 +314,52 @@ class Toolset:
         """How many of these calls, from the first one, run together: here each runs alone."""
         return 1
 
-    def together(
-        self, works: Sequence[Generator[Event, None, ToolResult]], abort: Abort
+    def outputs_of(
+        self, generators: Sequence[Generator[Event, None, ToolResult]], abort: Abort
     ) -> Generator[tuple[int, Event | ToolResult], None, None]:
-        """Iterate over what `run` returned for the calls of a group, here one after the other.
+        """Run the calls of a group, here one after the other. `run` has made their generators.
 
         Yields (index of the call, event) for each event, and (index, result) once for each call.
         """
-        for index, work in enumerate(works):
-            with Returning(work) as events:
+        for index, generator in enumerate(generators):
+            with Returning(generator) as events:
                 for event in events:
                     yield index, event
             yield index, events.value
 
     def run(self, call: ToolCall, ctx: ToolContext) -> Generator[Event, None, ToolResult]:
-        """Run one call.
-
-        Errors in the arguments or in the tool become the result. Raises Aborted.
-        """
+        """Run one call; errors in its arguments or its tool become the result. Raises Aborted."""
         called = self.known.get(call.name)
         if called is None:
             text = f"Error: {self._describe_unknown(call.name)}"
             return ToolResult(text, is_error=True, is_news=False)
         try:
-            self.check(call)  # again: hooks may have changed them
+            call.arguments = self.fit_arguments(call)  # again: hooks may have changed them
             value = yield from _call(called, call.arguments, ctx)
             result = as_result(value)
         except Aborted:
             raise
         except ToolError as error:
             result = as_failure(error)
-        except Exception as error:
+        except Exception as error:  # a bug of the tool
             why = f"{call.name} failed: {type(error).__name__}: {error}"
             result = as_failure(ToolError(why))
-        yield from ctx.updates
+        yield from ctx.updates  # those after the last yield of the tool
         return result
 
 
-def _as_tool(entry: Any) -> Any:
-    """A function as a tool; a tool, or the schema of one, as it is."""
-    return entry if isinstance(entry, Tool | dict) else tool(entry)
+def _as_tool(entry: Tool | Callable[..., Any]) -> Tool:
+    return entry if isinstance(entry, Tool) else tool(entry)
 
 
 def _call(called: Tool, arguments: Arguments, ctx: ToolContext) -> Generator[Event, None, Any]:
-    """Call the function; what a generator yields goes out: events as they are, the rest as
-    updates.
-    """
+    """Call the function. A generator's events are passed on, all else that it yields as updates."""
     if called.is_open:
         value = called.function(ctx, arguments)
+    elif called.context:
+        value = called.function(**arguments, **{called.context: ctx})
     else:
-        context = {called.context: ctx} if called.context else {}
-        value = called.function(**arguments, **context)
+        value = called.function(**arguments)
     if not isinstance(value, Generator):
         return value
     with Returning(value) as outputs:

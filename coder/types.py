@@ -19,9 +19,9 @@ def ignore(sentence: str) -> None:
 
 
 # A message is the API's dict: {"role": "user" | "assistant" | "tool", "content": ..., ...}. Private
-# facts (timestamp, is_error, ...) live under the key "meta"; a role that the API does not know is
-# for the screen only. Both are dropped by history.convert_to_llm. The list is what is sent: a
-# message changed in place is sent changed.
+# facts (timestamp, is_error, ...) are under the key "meta"; a role that the API does not know is
+# for the screen only. history.wire_messages leaves both out. The list is what is sent: a message
+# changed in place is sent changed.
 Message = dict[str, Any]
 
 StopReason = Literal[
@@ -42,8 +42,8 @@ class Usage:
     `output`.
 
     `estimated`: the server reported nothing, the numbers are an estimate. `cost`: in the currency
-    of the user's prices; None if a price is missing. In a sum, an empty usage does not make the
-    cost unknown.
+    of the user's prices; None if a price is missing. An empty usage does not make the cost of a sum
+    unknown.
     """
 
     input: int = 0
@@ -53,17 +53,26 @@ class Usage:
     estimated: bool = False
     cost: float | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.input or self.output or self.cost)
+
     def __add__(self, other: Usage) -> Usage:
-        parts = [usage for usage in (self, other) if usage.input or usage.output or usage.cost]
-        costs = [usage.cost for usage in parts if usage.cost is not None]
-        is_known = bool(costs) and len(costs) == len(parts)
+        if self.is_empty:
+            cost = other.cost
+        elif other.is_empty:
+            cost = self.cost
+        elif self.cost is None or other.cost is None:
+            cost = None
+        else:
+            cost = self.cost + other.cost
         return Usage(
             input=self.input + other.input,
             output=self.output + other.output,
             cached=self.cached + other.cached,
             reasoning=self.reasoning + other.reasoning,
             estimated=self.estimated or other.estimated,
-            cost=sum(costs) if is_known else None,
+            cost=cost,
         )
 
 
@@ -181,7 +190,7 @@ class Limits:
     max_seconds: float | None = None
     max_errors: int = 5
     max_compactions: int = 2  # between two answers
-    doom_loop_threshold: int = 3  # the equal call in a row that is refused
+    doom_loop_threshold: int = 3  # equal calls in a row with equal results; this one is not run
     max_output: int = 30_000  # characters of one tool result that the model sees
 
 

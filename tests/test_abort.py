@@ -29,14 +29,14 @@ from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.cli.process import Interrupts
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.events import Event, Retry, RunEnd, RunStart, TextDelta, ToolUpdate
-from coder.history import convert_to_llm
+from coder.events import Event, Retry, RunEnd, RunStart, TextDelta, ToolEnd, ToolStart, ToolUpdate
+from coder.history import wire_messages
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy
 from coder.tools.bash import bash
 from coder.toolset import Toolset, tool
 from coder.types import Message
-from tests.harness import FAST, ask, assert_valid, drive, serve, types
+from tests.harness import FAST, all_of, ask, assert_valid, drive, serve, types
 from tests.terminal import (
     PATIENCE,
     PROMPT,
@@ -630,7 +630,7 @@ def test_an_abort_ends_a_run(mark: str, tmp_path: Path, reply: Reply, moment: ty
         assert len(server.requests) == 1
     assert ended - set_at[0] < PROMPTLY
     assert result.stop_reason == "aborted" and isinstance(events[-1], RunEnd)
-    assert_valid({"messages": convert_to_llm(messages)})
+    assert_valid({"messages": wire_messages(messages)})
     assert not reply.calls or "aborted by the user" in messages[-1]["content"]
     gone(mark)
 
@@ -668,8 +668,10 @@ def test_a_keyboard_interrupt_in_a_tool_ends_the_run_in_order_and_then_climbs() 
             for event in run:
                 events.append(event)
     assert isinstance(events[-1], RunEnd) and events[-1].stop_reason == "aborted"
-    assert_valid({"messages": convert_to_llm(messages)})
+    assert_valid({"messages": wire_messages(messages)})
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
+    [start], [end] = all_of(ToolStart, events), all_of(ToolEnd, events)
+    assert start.id == end.id and end.is_error and end.result.content == messages[2]["content"]
 
 
 @pytest.mark.parametrize("moment", ["read", "write"])
@@ -723,7 +725,7 @@ def test_a_consumer_that_leaves_leaves_none(mark: str, tmp_path: Path, moment: t
             run.close()
         gone(mark)
         until(lambda: moment is ToolUpdate or server.gone == 1)
-    assert_valid({"messages": convert_to_llm(messages)})
+    assert_valid({"messages": wire_messages(messages)})
     if moment is ToolUpdate:
         assert "partial" in messages[-2]["content"] and "Not run" in messages[-1]["content"]
     assert not (tmp_path / "PWN").exists()

@@ -81,14 +81,18 @@ def test_the_conversation_goes_on_and_can_be_reset() -> None:
 
 def test_the_setters_count_from_the_next_run() -> None:
     profile = {"reasoning": {"budget": "$budget"}, "cache_key": True}
-    budgets = {"high": 9}
+    reasoning_budgets = {"high": 9}
     with serve(Reply("yes")) as server, serve(Reply("other")) as second:
         agent = agent_of(server, reasoning="low", session_id="s1")
         agent.prompt("one")
         agent.set_system("New.")
         agent.set_reasoning("high")
         agent.set_tools([])
-        agent.set_model(ChatModel("n", base_url=second.url, profile=profile, budgets=budgets))
+        agent.set_model(
+            ChatModel(
+                "n", base_url=second.url, profile=profile, reasoning_budgets=reasoning_budgets
+            )
+        )
         assert agent.prompt("two").text == "other" and sent(second)[0] == "New."
         first, last = server.requests[0], second.requests[0]
     assert first["reasoning_effort"] == "low" and "tools" in first and "tools" not in last

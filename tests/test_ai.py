@@ -7,10 +7,11 @@ import threading
 
 import pytest
 
-from coder import __version__
+from coder import __version__, ai
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.scripted import Body, Reply, ScriptedServer
+from coder.events import drain
 from coder.history import user
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, classify
@@ -69,6 +70,19 @@ def test_a_query_and_a_header_for_the_key_go_out(monkeypatch: pytest.MonkeyPatch
         assert server.paths == ["/v1/chat/completions?api-version=2024-10-21"]
         [head] = server.heads
         assert (head["api-key"], head["authorization"]) == ("mine", "Bearer mine")
+
+
+def test_the_example_at_the_top_of_the_file_is_put_together_as_it_says() -> None:
+    doc = ai.__doc__ or ""
+    stream = doc.partition("cut anywhere:\n")[2].partition("Each piece")[0]
+    lines = [" ".join(event.split()) for event in stream.split("data: ")[1:]]
+    body = "".join(f"data: {line}\n\n" for line in lines).encode()
+    with serve(Reply(chunks=[body])) as server:
+        chat = ChatModel("m", base_url=server.url)
+        answer = drain(chat.stream(Request([user("What is 2 + 3?")]), Abort()))
+    written = doc.partition("enters the conversation:\n")[2].partition("Read ")[0]
+    assert answer.message == json.loads(written)
+    assert [(call.name, call.arguments) for call in answer.calls] == [("add", {"a": 2, "b": 3})]
 
 
 def test_an_abort_of_one_run_leaves_another_of_the_same_model_alone() -> None:

@@ -35,7 +35,7 @@ from coder.events import (
     TextDelta,
     drain,
 )
-from coder.history import convert_to_llm, repair, user
+from coder.history import repair, user, wire_messages
 from coder.loop import run_loop
 from coder.settings import keep_of
 from coder.tools.edit import edit
@@ -643,7 +643,7 @@ def test_of_the_newest_step_the_output_is_cut_and_one_with_a_long_call_is_summar
     step = [calling("a", "b"), result("a", 9_000), result("b", 9_000)]
     messages = [user("go"), *turns(3, 10), user("on"), said("z" * 14_000), *step]
     assert shorten(Compaction(scripted(window=8_000)), messages, "overflow")[1]
-    assert_valid({"messages": convert_to_llm(messages)})
+    assert_valid({"messages": wire_messages(messages)})
     assert [each["role"] for each in messages] == [*["user"] * 6, "assistant", "tool", "tool"]
     assert all("[truncated " in each["content"] for each in messages[7:])
     step = [calling("a", name="write", content="x" * 40_000), result("a", 20)]
@@ -685,7 +685,7 @@ def test_whatever_the_window_no_pair_is_split_and_the_newest_message_stays() -> 
         assert not done or size(messages) < min(0.8 * before, window * 3)
         assert sum(each is newest for each in messages) == 1 and messages[-1]["role"] == "tool"
         assert all(a is b for a, b in zip(messages, repair(messages), strict=True))
-        assert_valid({"messages": convert_to_llm(messages)})
+        assert_valid({"messages": wire_messages(messages)})
     assert met == {"prune", "summary"}
 
 
@@ -764,7 +764,7 @@ def test_a_history_with_open_calls_can_be_compacted() -> None:
     with ScriptedServer(answering(lambda body: Reply("fine"))) as server:
         messages = [*turns(4, 2_000), user("on"), calling("a", "b"), result("a", 100)]
         assert by_hand(Compaction(model_of(server)), messages)[1]
-        assert_valid({"messages": convert_to_llm(messages)})
+        assert_valid({"messages": wire_messages(messages)})
         assert [each["role"] for each in messages[-3:]] == ["assistant", "tool", "tool"]
         messages[:] = [*turns(4, 2_000), calling("a", "b"), user("on")]
         assert by_hand(Compaction(model_of(server)), messages)[1]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coder.history import NOT_RUN, History, convert_to_llm, repair, user
+from coder.history import NOT_RUN, History, repair, user, wire_messages
 from coder.types import Message
 from tests.harness import assert_valid
 
@@ -46,9 +46,9 @@ def test_any_list_becomes_valid_and_stays_as_it_then_is(messages: list[Message])
     before = copy.deepcopy(messages)
     fixed = repair(messages)
     assert messages == before, "the list that was given is not changed"
-    assert_valid({"messages": convert_to_llm(fixed)})
+    assert_valid({"messages": wire_messages(fixed)})
     others = [each | {"meta": {"model": "another"}} for each in fixed]
-    assert_valid({"messages": convert_to_llm(others, "this")})
+    assert_valid({"messages": wire_messages(others, "this")})
     assert repair(fixed) == fixed
     assert all(ours is again for ours, again in zip(fixed, repair(fixed))), (
         "what is in order is not even copied"
@@ -65,7 +65,7 @@ def test_repairing_a_list_while_it_changes_at_its_end_gives_a_valid_one_too(
     for lost, piece in pieces:
         growing[max(0, len(growing) - lost) :] = piece
         history.repair()
-        assert_valid({"messages": convert_to_llm(growing)})
+        assert_valid({"messages": wire_messages(growing)})
         assert repair(growing) == growing
 
 
@@ -112,7 +112,7 @@ def test_a_repaired_list(what: str) -> None:
 
 def test_thoughts_are_sent_to_any_model_but_another_one() -> None:
     answer = {"role": "assistant", "content": "so", "reasoning_content": "why"}
-    [ours] = convert_to_llm([answer | {"meta": {"model": "m"}}], "m")
-    [anyones] = convert_to_llm([answer | {"meta": {"model": "m"}}])
-    [theirs] = convert_to_llm([answer | {"meta": {"model": "m"}}], "other")
+    [ours] = wire_messages([answer | {"meta": {"model": "m"}}], "m")
+    [anyones] = wire_messages([answer | {"meta": {"model": "m"}}])
+    [theirs] = wire_messages([answer | {"meta": {"model": "m"}}], "other")
     assert ours == anyones == answer and "reasoning_content" not in theirs

@@ -220,9 +220,12 @@ def test_a_guarded_hook_that_works_does_what_it_would_do_alone(seconds: float | 
 
 def test_a_hook_that_is_not_guarded_ends_the_run_with_its_bug_and_a_history_in_order() -> None:
     messages: list[dict[str, Any]] = []
+    events: list[Event] = []
+    options = {"messages": messages, "hooks": FunctionHooks(before_tool_call=fails)}
     with serve(ONE) as server, pytest.raises(ZeroDivisionError):
-        ask(server, tools=[add], messages=messages, hooks=FunctionHooks(before_tool_call=fails))
+        ask(server, tools=[add], each=events.append, **options)
     assert roles(messages) == ["user", "assistant", "tool"]
+    assert isinstance(events[-1], ToolStart), "no end is reported: the exception is the end"
 
 
 def test_an_abort_does_not_wait_for_a_guarded_hook_and_does_not_end_the_next_run() -> None:

@@ -374,6 +374,15 @@ def test_an_empty_answer_is_asked_for_once_more_and_both_are_paid_for() -> None:
     assert [e.error.message for e in events if isinstance(e, Retry)] == ["the answer was empty"]
 
 
+def test_attempts_are_numbered_one_after_the_other_whatever_made_them_fail() -> None:
+    """An empty answer is no error: five attempts fail here, and five errors would end the run."""
+    with serve(BUSY, Reply(""), BUSY, BUSY, BUSY, DONE) as server:
+        events, result = ask(server)
+    retries = [(event.attempt, event.error.kind) for event in all_of(Retry, events)]
+    kinds = ["server", "empty", "server", "server", "server"]
+    assert retries == list(zip([1, 2, 3, 4, 5], kinds)) and result.text == "done"
+
+
 @pytest.mark.case("NET-08")
 def test_an_answer_cut_inside_its_calls_runs_none_of_them(tmp_path: Path) -> None:
     """Neither the one with valid arguments nor the one that is cut."""

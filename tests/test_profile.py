@@ -16,7 +16,7 @@ from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import Event, Notice
 from coder.hooks import Hooks
 from coder.loop import run_loop
-from coder.providers.request import BUDGETS
+from coder.providers.request import REASONING_BUDGETS
 from coder.toolset import Toolset
 from coder.types import Message, Request, RunResult
 from tests import harness
@@ -158,7 +158,7 @@ def always(**members: Any) -> dict[str, Any]:
 
 
 def by_level(member: Callable[[str, int], dict[str, Any]]) -> dict[str, Any]:
-    return {"thinking": {level: member(level, BUDGETS[level]) for level in LEVELS}}
+    return {"thinking": {level: member(level, REASONING_BUDGETS[level]) for level in LEVELS}}
 
 
 def options(text: str) -> dict[str, Any]:

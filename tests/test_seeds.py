@@ -431,12 +431,16 @@ def test_what_an_agent_is_given_counts_or_fails_at_once() -> None:
         for name in ("one", "two")
     )
     with serve(Reply("yes")) as server:
-        options: dict[str, Any] = {"hooks": [one, two], "retry": FAST, "budgets": {"high": 9}}
+        options: dict[str, Any] = {
+            "hooks": [one, two],
+            "retry": FAST,
+            "reasoning_budgets": {"high": 9},
+        }
         agent = Agent("m", base_url=server.url, api_key="k", **options)
         assert agent.run("hi").text == "yes" and before == ["one", "two"]
         agent.set_model("another")
         model = agent.state.model
-        assert isinstance(model, ChatModel) and model.budgets == {"high": 9}
+        assert isinstance(model, ChatModel) and model.reasoning_budgets == {"high": 9}
         assert agent.run("hi").text == "yes" and server.requests[-1]["model"] == "another"
         assert server.heads[-1]["authorization"] == "Bearer k"
         with pytest.raises(TypeError, match="a model is a ChatModel"):

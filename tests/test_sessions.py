@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from coder import Agent, ChatModel, SessionStore
 from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer
 from coder.events import Compacted, Event, Nested, RunEnd, TextDelta
-from coder.history import NOT_RUN, convert_to_llm, repair
+from coder.history import NOT_RUN, repair, wire_messages
 from coder.loop import run_loop
 from coder.sessions.database import StoreError
 from coder.sessions.recorder import Recorder, fork
@@ -415,7 +415,7 @@ def test_after_random_runs_the_list_loaded_is_the_list_in_memory(store: Store, n
             def each(event: Event, recorder: Recorder = recorder, moment: Moment = moment) -> None:
                 recorder(event)
                 if not event.type.endswith("_delta"):
-                    assert_valid({"messages": convert_to_llm(to_model_messages(store, session_id))})
+                    assert_valid({"messages": wire_messages(to_model_messages(store, session_id))})
                 moment(event)
 
             limits = Limits(max_steps=6, max_errors=3)

@@ -29,7 +29,7 @@ from coder.history import image_part, user
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.loop import run_loop, unanswerable
 from coder.providers.errors import RetryPolicy
-from coder.providers.request import BUDGETS
+from coder.providers.request import REASONING_BUDGETS
 from coder.toolset import Tool, Toolset
 from coder.types import Limits, Message, Reasoning, RunResult, T
 
@@ -40,11 +40,11 @@ Prompt = str | Message | Sequence[Message]
 class Agent:
     """A model, its tools and a conversation.
 
-    `model`: a name (then it is a ChatModel, and `base_url`, `api_key` and `budgets` are its) or
-    anything with the `stream` of Model. Further keywords are hooks, by the names of Hooks
+    `model`: a name (then it is a ChatModel, and `base_url`, `api_key` and `reasoning_budgets` are
+    its) or anything with the `stream` of Model. Further keywords are hooks, by the names of Hooks
     (`before_tool_call=...`), and callbacks: `on_text(text)`, `on_tool_call(event)`,
     `on_tool_result(event)`, `on_step_finish(event)`, `on_response(message)`, `on_compacted(event)`.
-    `budgets`: tokens of the reasoning levels. `max_steps` is short for that of `limits`.
+    `reasoning_budgets`: tokens of the reasoning levels. `max_steps` is short for that of `limits`.
     `max_retry_delay`: seconds; if a server asks for a longer wait, the run fails at once; 0 is no
     limit, None that of `retry`. `session`: what a SessionStore has opened; its messages are the
     conversation, which is kept there.
@@ -74,7 +74,7 @@ class Agent:
         system: str = "",
         messages: Iterable[Message] = (),
         reasoning: Reasoning = "off",
-        budgets: Mapping[str, int] = BUDGETS,
+        reasoning_budgets: Mapping[str, int] = REASONING_BUDGETS,
         base_url: str | None = None,
         api_key: str | None = None,
         hooks: Hooks | Sequence[Hooks] = (),
@@ -90,7 +90,7 @@ class Agent:
         self._make_named: Callable[[str], Model] | None = None
         if isinstance(model, str):
             self._make_named = partial(
-                ChatModel, base_url=base_url, api_key=api_key, budgets=budgets
+                ChatModel, base_url=base_url, api_key=api_key, reasoning_budgets=reasoning_budgets
             )
         if session and not session_id:
             session_id = session.session_id

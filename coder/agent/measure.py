@@ -11,13 +11,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from coder.history import ROLES, text_of, truncate
+from coder.history import NOTE_SIZE, ROLES, text_of, truncate
 from coder.types import Message
 
 JSON = json.JSONEncoder(ensure_ascii=False, default=str)
 IMAGE = r"data:image/[^\"]*"
 IMAGE_SIZE = "x" * 6_000  # bytes: 1,500 tokens, what providers count for a large image
-MARKER = 50  # bytes of truncate's marker
 
 
 def size(messages: Iterable[Message]) -> int:
@@ -42,11 +41,11 @@ def size_of_value(value: Any) -> int:
 
 
 def shortened(text: str, limit: int) -> str:
-    """The first and the last half of `limit` bytes together, with a marker in between."""
+    """The first and the last half of `limit` bytes together, with a note in between."""
     total = size_of_value(text)
     if total <= limit:
         return text
-    return truncate(text, len(text) * max(0, limit - MARKER) // total)
+    return truncate(text, len(text) * max(0, limit - NOTE_SIZE) // total)
 
 
 def cut(message: Message, limit: int) -> Message:

@@ -41,19 +41,19 @@ class ParallelTools(Toolset):
             size += 1
         return max(1, size)
 
-    def together(
-        self, works: Sequence[Work], abort: Abort
+    def outputs_of(
+        self, generators: Sequence[Work], abort: Abort
     ) -> Generator[tuple[int, Event | ToolResult], None, None]:
-        """Run the works at the same time, as Toolset.together.
+        """Run the calls at the same time; yields what Toolset.outputs_of does.
 
-        Raises what a work raises, or Aborted, after all works have ended or GRACE after an abort.
+        Raises what a generator raises, or Aborted, after all have ended or GRACE after an abort.
         If it is closed early, it sets `abort`, so that the tools end.
         """
-        if len(works) < 2:
-            yield from super().together(works, abort)
+        if len(generators) < 2:
+            yield from super().outputs_of(generators, abort)
             return
         outputs: Outputs = queue.SimpleQueue()
-        workers = [_Worker(index, work, outputs) for index, work in enumerate(works)]
+        workers = [_Worker(index, work, outputs) for index, work in enumerate(generators)]
         running = len(workers)
         errors: list[BaseException] = []
         try:

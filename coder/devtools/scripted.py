@@ -290,7 +290,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 # ---- the model -----------------------------------------------------------------------------------
 
-TRACED = {"name", "context_window", "profile", "extra_body", "budgets"}  # options, in a trace
+# What a trace has of a model, and the option that it becomes
+TRACED = {
+    "name": "name",
+    "context_window": "context_window",
+    "profile": "profile",
+    "extra_body": "extra_body",
+    "budgets": "reasoning_budgets",
+}
 
 
 class ScriptedModel(ChatModel):
@@ -313,7 +320,8 @@ class ScriptedModel(ChatModel):
         So is each failure. Raises OSError, or TraceError if the file is no trace.
         """
         recording = read(path)
-        options = {name: recording.model[name] for name in TRACED if name in recording.model}
+        model = recording.model
+        options = {option: model[name] for name, option in TRACED.items() if name in model}
         replies = [_recorded_reply(exchange) for exchange in recording.exchanges]
         return cls(replies, **options)
 

@@ -92,7 +92,7 @@ class Trace:
             context_window=model.context_window,
             profile=dataclasses.asdict(model.profile),
             extra_body=model.extra_body,
-            budgets=dict(model.budgets),
+            budgets=dict(model.reasoning_budgets),
         )
         model.tap = self.tap
 

@@ -300,15 +300,18 @@ class Failures:
     """The failed attempts at one answer: how long to wait before the next, what to say when giving
     up."""
 
-    def __init__(self, policy: RetryPolicy, limit: int) -> None:
+    def __init__(self, policy: RetryPolicy, max_errors: int) -> None:
         self.policy = policy
-        self.limit = limit
-        self.attempts = 0
-        self.errors = 0  # an attempt that found the server loading is no error
+        self.max_errors = max_errors
+        self.attempts = 0  # all that failed, also those that are no errors: an empty answer
+        self.errors = 0  # that count against max_errors
         self._loading_since = 0.0
 
-    def delay(self, error: ModelError) -> float | None:
-        """Seconds to wait, None to give up."""
+    def add(self, error: ModelError) -> float | None:
+        """Count an attempt that failed; returns the seconds to wait, or None to give up.
+
+        An attempt that found the server loading its model is no error, for a time.
+        """
         now = time.monotonic()
         self.attempts += 1
         if not error.loading:
@@ -317,7 +320,7 @@ class Failures:
             self._loading_since = now
         if not error.loading or now - self._loading_since > self.policy.loading:
             self.errors += 1
-        if self.errors >= self.limit:
+        if self.errors >= self.max_errors:
             return None
         return self.policy.delay(error, max(self.errors, 1))
 

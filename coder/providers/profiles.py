@@ -146,11 +146,11 @@ def _check_field(name: str, value: Any) -> Any:
 
 # ---- dropping parameters that the server rejects -------------------------------------------------
 
-LIMITS = ("max_tokens", "max_completion_tokens")
+OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens")
 # Added by this package, or how an answer is sampled. Other options may be a condition of the user's
 # (store, routing), and are kept.
 DROPPABLE = {
-    *LIMITS,
+    *OUTPUT_LIMITS,
     "stream_options",
     "prompt_cache_key",
     "parallel_tool_calls",

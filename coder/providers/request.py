@@ -16,12 +16,12 @@ from itertools import pairwise
 from typing import Any
 
 from coder.providers.errors import join
-from coder.providers.profiles import BUDGET, EFFORT, EXTRA_MEMBERS, LIMITS, THINK, Profile
+from coder.providers.profiles import BUDGET, EFFORT, EXTRA_MEMBERS, OUTPUT_LIMITS, THINK, Profile
 from coder.providers.text import JsonObject, dictionaries, mend, mend_all, text_of
 from coder.types import Message, ModelError, Reasoning, Request
 
 # Tokens; pi-agent-core's numbers, which know nothing above "high".
-BUDGETS: dict[str, int] = {
+REASONING_BUDGETS: dict[str, int] = {
     "minimal": 128,
     "low": 512,
     "medium": 1024,
@@ -58,7 +58,7 @@ class RequestEncoder:
     """The bytes of the requests to one model. What a request has in common with the one before is
     encoded once.
 
-    `extra`: members of each body, `budgets`: tokens of the reasoning levels.
+    `extra`: members of each body, `reasoning_budgets`: tokens of the reasoning levels.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class RequestEncoder:
         model: str,
         profile: Profile,
         extra: Mapping[str, Any],
-        budgets: Mapping[str, int],
+        reasoning_budgets: Mapping[str, int],
     ) -> None:
         self.model = model
         self.profile = profile
         self.extra = extra
-        self.budgets = budgets
+        self.reasoning_budgets = reasoning_budgets
         # Replaced as a whole, since another thread may have a request, too
         self._encoded = Encoded(frozenset())
         self._tools: tuple[Any, bytes] = (None, b"")  # those of the newest request, and their JSON
@@ -104,10 +104,10 @@ class RequestEncoder:
         if profile.cache_key and request.session_id:
             body["prompt_cache_key"] = request.session_id[:64]
         options = self._usable_options(request)
-        body |= thinking(profile, request.reasoning, self.budgets)
+        body |= thinking(profile, request.reasoning, self.reasoning_budgets)
         body |= self.extra
         body |= options
-        unwanted = {"messages", *LIMITS, *(rejected - NEEDED)}  # the conversation's follow
+        unwanted = {"messages", *OUTPUT_LIMITS, *(rejected - NEEDED)}  # the conversation's follow
         body = {name: value for name, value in body.items() if name not in unwanted}
         return body | self._output_limit(options, rejected)
 
@@ -131,10 +131,10 @@ class RequestEncoder:
 
     def _output_limit(self, options: Mapping[str, Any], rejected: frozenset[str]) -> JsonObject:
         """The limit under its name on this server, or under the other one if that was rejected."""
-        names = [self.profile.output_limit, *LIMITS]
+        names = [self.profile.output_limit, *OUTPUT_LIMITS]
         taken = [name for name in names if name not in rejected]
         for members in (options, self.extra):
-            for name in LIMITS:
+            for name in OUTPUT_LIMITS:
                 if name in members and taken:
                     return {taken[0]: members[name]}
         return {}
@@ -186,15 +186,15 @@ def _starts_of_rounds(messages: list[Message], start: int) -> list[int]:
 def thinking(
     profile: Profile,
     level: Reasoning,
-    budgets: Mapping[str, int],
+    reasoning_budgets: Mapping[str, int],
 ) -> JsonObject:
     """The members that ask for this much reasoning; {} if it is off or cannot be asked for."""
     if level == "off":
         return {}
-    if level not in BUDGETS:
-        names = ", ".join(BUDGETS)
+    if level not in REASONING_BUDGETS:
+        names = ", ".join(REASONING_BUDGETS)
         raise ValueError(f"reasoning is {level!r}, and has to be off or one of {names}")
-    tokens = budgets.get(level, BUDGETS[level])
+    tokens = reasoning_budgets.get(level, REASONING_BUDGETS[level])
     words = {
         EFFORT: profile.efforts.get(level, level),
         BUDGET: max(profile.least_budget, tokens),
