@@ -40,7 +40,8 @@ def record_session() -> str:
     # A short path, so that no row with it is broken
     with tempfile.TemporaryDirectory(dir="/tmp") as folder, demo_server(pace=0) as server:
         project = Path(folder, "stats")
-        shutil.copytree(package / "devtools" / "demo_project", project)
+        compiled = shutil.ignore_patterns("__*")
+        shutil.copytree(package / "devtools" / "demo_project", project, ignore=compiled)
         environment = {
             "HOME": folder,
             "PATH": os.environ["PATH"],

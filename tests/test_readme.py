@@ -157,7 +157,8 @@ def test_the_examples_pass_mypy(tmp_path: Path) -> None:
 def words_of(picture: Path) -> list[str]:
     """What is written in a picture, without the times that the session took."""
     texts = re.findall(r"<text [^>]*>([^<]*)</text>", picture.read_text())
-    return [re.sub(r"\d+\.\d+(&#160;)?s", "", text) for text in texts]
+    plain = [text.replace("&#160;", " ") for text in texts]
+    return [re.sub(r"( · )?\d+(\.\d+)? ?s\b", "", text) for text in plain]
 
 
 def test_the_picture_shows_a_session_as_it_is_today(tmp_path: Path) -> None:
