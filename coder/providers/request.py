@@ -163,10 +163,12 @@ class RequestEncoder:
         encoded = self._encoded.pop(rejected, None) or Encoded()
         encoded.drop(common_prefix(encoded.messages, messages, operator.eq))
         last = encoded.rounds[-1]
+        unwanted = EXTRA_MEMBERS - set(self.profile.echoed) | rejected
         for first, end in pairwise(_starts_of_rounds(messages, last.end)):
             new = messages[first:end]
-            for message in _convert_round(new, self.profile, rejected):
-                encoded.data += b"," + to_json(message)
+            converted = _convert_round(new, self.profile, unwanted)
+            if converted:
+                encoded.data += b"," + to_json(converted)[1:-1]  # without its brackets
             system = join("\n\n", last.system, *_system_texts(new))
             last = Round(end, len(encoded.data), system)
             encoded.rounds.append(last)
@@ -228,10 +230,9 @@ def _fill(value: Any, words: Mapping[str, Any]) -> Any:
 def _convert_round(
     messages: list[Message],
     profile: Profile,
-    rejected: frozenset[str],
+    unwanted: frozenset[str],
 ) -> list[Message]:
     """One round as the server takes it, the images of its results in a user message after them."""
-    unwanted = EXTRA_MEMBERS - set(profile.echoed) | rejected
     made: list[Message] = []
     images: list[Any] = []
     after_results = 0  # an index in `made`
@@ -362,9 +363,15 @@ def _fit_id(call_id: str, profile: Profile) -> str:
 
 def copied(value: Any) -> Any:
     """A copy of a JSON value, which shows later whether the value was changed in place."""
-    if isinstance(value, dict):
-        return {name: copied(item) for name, item in value.items()}
-    return [copied(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    copy = value.copy()
+    for name, item in value.items():
+        if not isinstance(item, str):  # most members are: a call for each would take long
+            copy[name] = copied(item)
+    return copy
 
 
 def to_json(value: Any) -> bytes:
