@@ -27,7 +27,6 @@ from coder.settings import (
     Settings,
     config_folder,
     data_folder,
-    load,
     needed,
     optional,
 )
@@ -76,6 +75,8 @@ def run(argv: Sequence[str]) -> int:
         flags, words = split_at_dashes(argv)  # argparse loses words after a --
         arguments = parser().parse_intermixed_args(flags)
         arguments.prompt += words
+        from coder.sources import load  # late: not for --help
+
         enter(arguments.cwd)
         with demonstration(arguments) if arguments.demo else given_prompt(arguments) as prompt:
             one_task = decide_mode(arguments, prompt)

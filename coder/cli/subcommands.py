@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from coder import settings
+from coder import settings, sources
 from coder.cli.flags import Flags
 from coder.cli.process import raise_on_sigint
 from coder.cli.wording import session_line
@@ -43,14 +43,14 @@ def config(words: Sequence[str]) -> int:
     """Print each setting with its value and its source, in the form of a .env."""
     _flags("config", "All settings, in the form of ~/.config/coder/.env.").parse_args(words)
     problem = ""
-    server = settings.ENVIRONMENT
-    sources = settings.read_sources(Path.cwd())
+    server = sources.ENVIRONMENT
+    found = sources.read_sources(Path.cwd())
     try:
-        server = settings.server_place(sources)
-        settings.load(Path.cwd())
+        server = sources.server_source(found)
+        sources.load(Path.cwd())
     except settings.ConfigError as error:
         problem = f"# Missing or wrong: {error}\n"
-    chosen = settings.choose(sources, server)
+    chosen = sources.choose(found, server)
     _print(f"# For {settings.config_folder()}/.env, which only you should be able to read")
     for name, setting in settings.SETTINGS.items():
         text, source = chosen.get(name, ("", ""))
@@ -210,7 +210,7 @@ def export(words: Sequence[str]) -> int:
     module = needed("coder.sessions.export", "export")
     flags.add_argument("--format", choices=get_args(module.Format), default="md")
     arguments = flags.parse_args(words)
-    secrets = settings.secrets(settings.read_sources(Path.cwd()))
+    secrets = sources.secrets(sources.read_sources(Path.cwd()))
     redactor = module.redactor(*secrets)
     with _open_store("export") as store:
         info = store.find(arguments.id, str(Path.cwd()))
