@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -161,21 +162,31 @@ def line_of(row: Row) -> str:
     return line
 
 
+def sums_of(rows: Sequence[Row]) -> list[str]:
+    """The cells of a line of the table: what these tasks took together."""
+    totals = Counter[str]()
+    for row in rows:
+        usage = row.get("usage") or {}
+        totals["input"] += usage.get("input", 0)
+        totals["output"] += usage.get("output", 0)
+        for name in ("steps", "cost", "seconds"):
+            totals[name] += row.get(name) or 0
+    cost = f"{totals['cost']:.2f}" if totals["cost"] else "-"
+    return [
+        f"{len(rows)}",
+        f"{totals['steps']:,}",
+        f"{totals['input']:,}",
+        f"{totals['output']:,}",
+        cost,
+        f"{totals['seconds'] / len(rows):.1f}",
+    ]
+
+
 def table_of(rows: Sequence[Row], seconds: float) -> Table:
     """How the tasks have ended."""
     table = Table("ended by", "tasks", "steps", "tokens in", "tokens out", "cost", "seconds a task")
     for reason in sorted({row["stop_reason"] for row in rows}):
         some = [row for row in rows if row["stop_reason"] == reason]
-        usages = [row.get("usage") or {} for row in some]
-        cost = sum(row.get("cost") or 0.0 for row in some)
-        table.add_row(
-            reason,
-            f"{len(some)}",
-            f"{sum(row.get('steps') or 0 for row in some):,}",
-            f"{sum(usage.get('input', 0) for usage in usages):,}",
-            f"{sum(usage.get('output', 0) for usage in usages):,}",
-            f"{cost:.2f}" if cost else "-",
-            f"{sum(row.get('seconds', 0.0) for row in some) / len(some):.1f}",
-        )
+        table.add_row(reason, *sums_of(some))
     table.caption = f"{len(rows)} rows; this run took {seconds:.0f} s"
     return table

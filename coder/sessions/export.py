@@ -51,11 +51,12 @@ def export(store: Store, session_id: str, format: Format, redact: Redact | None 
         return json.dumps(stored, ensure_ascii=False, indent=2) + "\n"
     heading = " ".join(redact(_title(info)).split())
     pieces = [("title", heading), ("facts", redact(_facts(info))), *_pieces(stored["messages"])]
+    shown = [(FORMS[form], text) for form, text in pieces if text]
     if format == "md":
-        blocks = [FORMS[form][0](text) for form, text in pieces if text]
+        blocks = [markdown(text) for (markdown, _), text in shown]
         document = "\n\n".join(block for block in blocks if block) + "\n"
     elif format == "html":
-        body = "".join(FORMS[form][1](text) for form, text in pieces if text)
+        body = "".join(page(text) for (_, page), text in shown)
         document = PAGE.format(html.escape(heading), body)
     else:
         assert_never(format)
