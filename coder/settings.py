@@ -162,12 +162,22 @@ ADDRESS: Kind = (rf"https?://{HOST}([/?#][!-~]*)?", str)
 ANY = "(?s).*"
 
 
-def setting(default: Any, kind: Kind, help: str, value: str | None = None) -> Any:  # noqa: A002 (what it is)
+def setting(
+    default: Any,
+    kind: Kind,
+    help: str,  # noqa: A002 (what it is)
+    value: str | None = None,
+) -> Any:
     """`help` is what a text has to be, `value` what the flag's is called ("": it is a switch).
 
     Without a `value` there is no flag.
     """
-    return SimpleNamespace(default=default, kind=kind, help=help, value=value)
+    return SimpleNamespace(
+        default=default,
+        kind=kind,
+        help=help,
+        value=value,
+    )
 
 
 class Settings:  # no dataclass: 8 ms for `coder --help`

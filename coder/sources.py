@@ -204,7 +204,12 @@ def server_source(sources: Sources, config: Path | None = None) -> str:
     )
 
 
-def advise_pairing(sources: Sources, source: str, url: str, config: Path | None) -> str:
+def advise_pairing(
+    sources: Sources,
+    source: str,
+    url: str,
+    config: Path | None,
+) -> str:
     """What is wrong with a server without a key: whose the keys are, and how to pair them."""
     problems = [f"no {API_KEY} for {url}, which {source} names"]
     for name, texts in sources.items():

@@ -40,7 +40,12 @@ FENCED = r"(?s)```\w*\s*\n(?P<inside>.*?)\n?```"
 QUOTED = r"(?s)```(?!tool_code).*?(?:```|\Z)|`[^`\n]+`"
 
 
-def reminder(text: str, tools: list[str], is_tool: IsTool, has_run_tools: bool) -> str:
+def reminder(
+    text: str,
+    tools: list[str],
+    is_tool: IsTool,
+    has_run_tools: bool,
+) -> str:
     """What the model is told after an answer without a call, "" if the answer is one."""
     if holds_text_call(text, is_tool):
         names = tools[:4]

@@ -42,7 +42,12 @@ def _make_title(arguments: dict[str, Any]) -> str:
     return f"{len(done)} of {len(items)} done"
 
 
-@tool(title=_make_title, permission="todo", default="allow", slips=slips.TODO)
+@tool(
+    title=_make_title,
+    permission="todo",
+    default="allow",
+    slips=slips.TODO,
+)
 def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
     """Keep a checklist, which the user sees, for a task of three steps or more. Send it whole at each change.
 
@@ -59,7 +64,12 @@ def _no_title(arguments: dict[str, Any]) -> str:
     return ""
 
 
-@tool(title=_no_title, permission="ask_user", default="allow", asks_itself=True)
+@tool(
+    title=_no_title,
+    permission="ask_user",
+    default="allow",
+    asks_itself=True,
+)
 def ask_user(
     ctx: ToolContext, question: str, options: list[str] | None = None
 ) -> Generator[Event, None, ToolResult]:

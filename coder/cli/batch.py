@@ -69,25 +69,64 @@ def main(words: Sequence[str]) -> int:
     return 0 if wanted <= {row["id"] for row in rows} else LIMIT
 
 
-def read_words(words: Sequence[str]) -> argparse.Namespace:
-    """The words of the command. Raises ConfigError."""
+def make_flags() -> Flags:
     flags = Flags(prog=f"{program()} batch", description=ABOUT)
     flags.add_argument("tasks", metavar="TASKS", help="a file of tasks, a JSON object in each line")
-    flags.add_argument("-o", "--output", metavar="RESULTS", required=True, help="a file of rows")
-    flags.add_argument("--workers", type=count, default=4, metavar="N", help="tasks at a time (4)")
+    flags.add_argument(
+        "-o",
+        "--output",
+        metavar="RESULTS",
+        required=True,
+        help="a file of rows",
+    )
+    flags.add_argument(
+        "--workers",
+        type=count,
+        default=4,
+        metavar="N",
+        help="tasks at a time (4)",
+    )
     engines = "local (default), or ray: a Ray cluster"
-    flags.add_argument("--engine", choices=("local", "ray"), default="local", help=engines)
+    flags.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help=engines,
+    )
     address = "of the cluster, such as auto; without one, a cluster of this machine"
     flags.add_argument("--address", metavar="ADDRESS", help=address)
     flags.add_argument("--traces", metavar="DIR", help="write the trace of each task there")
     for scope, about in (("max", "for each task"), ("total", "for all; then none begins")):
-        flags.add_argument(f"--{scope}-steps", type=count, metavar="N", help=f"steps {about}")
-        flags.add_argument(f"--{scope}-seconds", type=amount, metavar="S", help=f"seconds {about}")
-        flags.add_argument(f"--{scope}-cost", type=amount, metavar="C", help=f"cost {about}")
-    own, further = list(words), []
+        flags.add_argument(
+            f"--{scope}-steps",
+            type=count,
+            metavar="N",
+            help=f"steps {about}",
+        )
+        flags.add_argument(
+            f"--{scope}-seconds",
+            type=amount,
+            metavar="S",
+            help=f"seconds {about}",
+        )
+        flags.add_argument(
+            f"--{scope}-cost",
+            type=amount,
+            metavar="C",
+            help=f"cost {about}",
+        )
+    return flags
+
+
+def read_words(words: Sequence[str]) -> argparse.Namespace:
+    """The words of the command. Raises ConfigError."""
+    own = list(words)
+    further: list[str] = []  # flags of each task
     if "--" in own:
         at = own.index("--")
-        own, further = own[:at], own[at + 1 :]
+        further = own[at + 1 :]
+        del own[at:]
+    flags = make_flags()
     arguments = flags.parse_args(own)
     parser().parse_args(further)  # what is wrong with them is said now
     arguments.flags = further

@@ -72,7 +72,12 @@ def demo(words: Sequence[str]) -> int:
     """Serve the demonstration's scripted model, alone and for any client."""
     module = needed("coder.devtools.demo", "demo")
     flags = _flags("demo", "Serve the demo's scripted model on loopback.")
-    flags.add_argument("--port", type=int, default=8321, help="default 8321; 0 takes a free one")
+    flags.add_argument(
+        "--port",
+        type=int,
+        default=8321,
+        help="default 8321; 0 takes a free one",
+    )
     port = flags.parse_args(words).port
     try:
         server = module.demo_server(port)
@@ -135,10 +140,21 @@ def _read_sessions_words(words: Sequence[str]) -> argparse.Namespace:
     flags = _flags("sessions", "The conversations that were kept on this machine.")
     verb = "list (default), search WORDS, fork WHICH (prints the copy's ID), rm WHICH"
     verbs = ("list", "search", "fork", "rm")
-    flags.add_argument("verb", nargs="?", default="list", choices=verbs, help=verb)
+    flags.add_argument(
+        "verb",
+        nargs="?",
+        default="list",
+        choices=verbs,
+        help=verb,
+    )
     what = "words in titles and texts; or numbers of the list, names, IDs"
     flags.add_argument("words", nargs="*", help=what)
-    flags.add_argument("-a", "--all", action="store_true", help="list those of all folders")
+    flags.add_argument(
+        "-a",
+        "--all",
+        action="store_true",
+        help="list those of all folders",
+    )
     about = "of list and search: an array with an object for each"
     flags.add_argument("--json", action="store_true", help=about)
     arguments = flags.parse_intermixed_args(words)
@@ -175,7 +191,14 @@ def _list(store: Store, of_all: bool, as_json: bool) -> int:
         elif of_all:
             _print(_line(info))
         else:
-            _print(session_line(info, head=f"{number:>3}  ", tail=f"  {info.id}", width=width))
+            _print(
+                session_line(
+                    info,
+                    head=f"{number:>3}  ",
+                    tail=f"  {info.id}",
+                    width=width,
+                )
+            )
     if as_json:
         _print_json(rows)
     elif not infos:

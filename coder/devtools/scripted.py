@@ -352,7 +352,12 @@ class _Player(Endpoint):
 
     @contextmanager
     def post(
-        self, data: bytes, api_key: str | None, abort: Abort, seconds: float, path: str = ""
+        self,
+        data: bytes,
+        api_key: str | None,
+        abort: Abort,
+        seconds: float,
+        path: str = "",
     ) -> Iterator[Any]:
         body = json.loads(data)
         self.requests.append(body)

@@ -277,7 +277,14 @@ def open_conversation(
         raise StoreError(notice.removesuffix(NOT_SAVED))
     if notice:
         tell(notice)
-    made = Conversation(agent, store, folder, data, tell=tell, one_task=one_task)
+    made = Conversation(
+        agent,
+        store,
+        folder,
+        data,
+        tell=tell,
+        one_task=one_task,
+    )
     if not resume:
         return made
     try:

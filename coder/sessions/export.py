@@ -42,7 +42,12 @@ def redactor(*secrets: str) -> Redact:
     return lambda text: without_secrets(known.text(text))
 
 
-def export(store: Store, session_id: str, format: Format, redact: Redact | None = None) -> str:  # noqa: A002 (its name everywhere)
+def export(
+    store: Store,
+    session_id: str,
+    format: Format,  # noqa: A002 (its name everywhere)
+    redact: Redact | None = None,
+) -> str:
     """The text of a file. Raises StoreError."""
     redact = redact or redactor()
     info = store.get(session_id)

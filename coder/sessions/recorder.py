@@ -25,7 +25,7 @@ from coder import events
 from coder.events import Event
 from coder.history import calls_of, checked_message, now
 from coder.providers.request import common_prefix, copied
-from coder.providers.text import mend
+from coder.providers.text import dictionaries, mend
 from coder.sessions.database import DamageError, StoreError
 from coder.sessions.store import Row, SessionInfo, SessionLock, Store, dumps, to_model_messages
 from coder.types import Message, RunResult, Usage
@@ -49,9 +49,7 @@ def fork(store: Store, session_id: str) -> str:
 
 
 class Recorder:
-    """Writes a session: a subscriber of its runs' events.
-
-    Raises StoreError if another process has it.
+    """Writes a session: a subscriber of its runs' events. Raises StoreError if another process has it.
 
     `messages` is the list that the runs work on; without it the session is read. If writing fails,
     `tell` is called once with a line for the user, and the end of each run tries again; `problem` is
@@ -80,10 +78,9 @@ class Recorder:
         self._lock = SessionLock(store.path, info.id)
         try:
             if messages is None:
-                rows = self._read_rows()
-                self._written = [row.message for row in rows]
-                messages = to_model_messages(store, info.id, tell, rows)
-                self._rows = rows
+                self._rows = self._read_rows()
+                self._written = [row.message for row in self._rows]
+                messages = to_model_messages(store, info.id, tell, self._rows)
             self.messages = messages
         except BaseException:
             self._lock.release()
@@ -176,9 +173,8 @@ class Recorder:
         self._generation = self.store.generation  # first: reading may bring a new file
         rows = self.store.rows_sent(self.session_id)
         query = "SELECT call_id, id FROM part WHERE session = ? AND type = 'tool' ORDER BY id"
-        self._calls = {}
-        for call_id, part in self.store.rows(query, self.session_id):
-            self._calls[call_id] = part
+        parts = self.store.rows(query, self.session_id)
+        self._calls = {call_id: part for call_id, part in parts}
         return rows
 
     def _match(self, rows: list[Row]) -> list[Row]:
@@ -192,18 +188,19 @@ class Recorder:
                 row.message = same.pop()
         return rows
 
-    # -- in one transaction
-
     def _write_all(self, db: sqlite3.Connection, rows: list[Row], known: int) -> None:
-        """Bring `rows`, also in the file, to what the list and the waiting events say.
+        """Bring `rows`, also in the file, to what the list and the waiting events say, in a transaction.
 
-        `known`: how many rows at the beginning have the messages of the list. In a run the costs
-        depend on what is new: the rest is neither compared nor copied.
+        `known`: how many rows at the beginning have the messages of the list. Within a run no more is
+        looked at in these.
         """
         waiting = self._waiting
         is_in_run = bool(waiting) and not isinstance(waiting[-1], events.RunEnd)
         if self._was_shortened() or not is_in_run:  # within a run the list only grows
-            self._write_changed(db, rows)
+            for row in rows:
+                if row.copy != row.message:  # it was changed in place
+                    _update(db, "message", row.id, data=dumps(row.message))
+                    row.copy = copied(row.message)
         new = self._write_list(db, rows, known)
         if rows:
             first_new = new[0] if new else rows[-1].id
@@ -219,7 +216,10 @@ class Recorder:
                 title = mend(event.title)
                 self._update_call(db, event.id, state="running", title=title, start=now())
             case events.Nested(session_id=child) if child:
-                self._write_task(db, event.call_id, child)
+                # Its session, which `to_model_messages` names if a kill interrupts the call
+                part = self._calls.get(mend(event.call_id), 0)
+                update = "UPDATE part SET data = json_set(data, '$.task_id', ?) WHERE id = ?"
+                db.execute(update, (child, part))
             case events.ToolEnd():
                 self._write_result(db, event)
             case events.StepEnd() if event.message:
@@ -236,13 +236,6 @@ class Recorder:
                 if event.error:
                     why |= event.error.to_dict()
                 _update(db, "message", rows[-1].id, error=dumps(why))
-
-    def _write_changed(self, db: sqlite3.Connection, rows: list[Row]) -> None:
-        """Messages that were changed in place."""
-        for row in rows:
-            if row.copy != row.message:
-                _update(db, "message", row.id, data=dumps(row.message))
-                row.copy = copied(row.message)
 
     def _write_list(self, db: sqlite3.Connection, rows: list[Row], known: int) -> list[int]:
         """Write the list from the first difference on; the ids of the rows that are new.
@@ -290,7 +283,7 @@ class Recorder:
         return any(isinstance(event, events.Compacted) for event in self._waiting)
 
     def _insert_message(self, db: sqlite3.Connection, message: Message, position: int) -> int:
-        """Its row; that of an answer with its calls, that of a result with the end of its call."""
+        """Its row: of an answer with its calls, of a result with the end of its call."""
         role = str(message.get("role") or "")
         time = now()
         row_id = self._insert(
@@ -320,22 +313,15 @@ class Recorder:
             self._update_call(db, str(message.get("tool_call_id")), state=state, end=time)
         return row_id
 
-    def _write_task(self, db: sqlite3.Connection, call_id: str, child: str) -> None:
-        """Note the sub-agent's session, which `to_model_messages` names if a kill interrupts the call."""
-        update = "UPDATE part SET data = json_set(data, '$.task_id', ?) WHERE id = ?"
-        db.execute(update, (child, self._calls.get(mend(call_id), 0)))
-
     def _write_result(self, db: sqlite3.Connection, event: events.ToolEnd) -> None:
         """What a tool has for programs; its result is in the list."""
         details = event.result.details
         data = {"name": event.name, "details": details, "seconds": event.seconds}
         self._update_call(db, event.id, data=dumps(data))
-        if event.name == "todo" and isinstance(details.get("todo"), list):
-            self._write_todo([item for item in details["todo"] if isinstance(item, dict)], db)
-
-    def _write_todo(self, items: list[dict[str, Any]], db: sqlite3.Connection) -> None:
+        if event.name != "todo" or not isinstance(details.get("todo"), list):
+            return
         db.execute("DELETE FROM todo WHERE session = ?", (self.session_id,))
-        for position, item in enumerate(items):
+        for position, item in enumerate(dictionaries(details["todo"])):
             text = mend(str(item.get("text")))
             status = mend(str(item.get("status")))
             self._insert(db, "todo", position=position, text=text, status=status)
@@ -374,7 +360,7 @@ def _is_due(event: Event) -> bool:
 
 
 def _is_prompt(event: Event) -> bool:
-    """A message of the user, or of the agent whose task this is."""
+    """Is it a message of the user, or of the agent whose task this is?"""
     inner = events.innermost(event)
     return isinstance(inner, events.MessageEnd) and inner.message.get("role") == "user"
 

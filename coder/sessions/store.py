@@ -106,7 +106,12 @@ class Store(Database):
     def create(self, directory: str, *, session_id: str = "", **names: Any) -> SessionInfo:
         """A new session; `names`: its agent, model, parent, title. A Recorder writes it with its first message."""
         new_id = f"{now():011x}{os.urandom(2).hex()}"
-        return SessionInfo(session_id or new_id, folder_name(directory), created=now(), **names)
+        return SessionInfo(
+            session_id or new_id,
+            folder_name(directory),
+            created=now(),
+            **names,
+        )
 
     def rename(self, session_id: str, title: str) -> None:
         title = mend(" ".join(title.split()))[:MAX_TITLE]
