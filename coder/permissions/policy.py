@@ -310,8 +310,8 @@ class Policy:
 def _names_of(permission: str, text: str, cwd: Path) -> list[str]:
     """What a pattern may call that which is acted on.
 
-    A path as it is written, absolute, or relative to the workspace, and a folder with a slash at its
-    end, so that `folder/*` fits it as well.
+    A path as it is written, absolute, or relative to the workspace, and a folder with a slash at
+    its end, so that `folder/*` fits it as well.
     """
     names = [text]
     path = cwd / text

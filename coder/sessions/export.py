@@ -118,7 +118,7 @@ def _join_facts(*facts: str) -> str:
     return " · ".join(fact for fact in facts if fact)
 
 
-# ---- the transcript: pieces, each with the name of a form -----------------------------------------
+# ---- the transcript: pieces, each with the name of a form ----------------------------------------
 
 Pieces = Iterator[tuple[str, str]]
 
@@ -255,7 +255,7 @@ def _arguments(sent: str) -> str:
     return "\n".join(lines)
 
 
-# ---- the forms ------------------------------------------------------------------------------------
+# ---- the forms -----------------------------------------------------------------------------------
 
 
 def _fence(text: str, language: str = "") -> str:

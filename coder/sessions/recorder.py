@@ -49,11 +49,12 @@ def fork(store: Store, session_id: str) -> str:
 
 
 class Recorder:
-    """Writes a session: a subscriber of its runs' events. Raises StoreError if another process has it.
+    """Writes a session: a subscriber of its runs' events. Raises StoreError if another process has
+    it.
 
     `messages` is the list that the runs work on; without it the session is read. If writing fails,
-    `tell` is called once with a line for the user, and the end of each run tries again; `problem` is
-    the line while it fails, else "".
+    `tell` is called once with a line for the user, and the end of each run tries again; `problem`
+    is the line while it fails, else "".
     """
 
     def __init__(
@@ -189,10 +190,11 @@ class Recorder:
         return rows
 
     def _write_all(self, db: sqlite3.Connection, rows: list[Row], known: int) -> None:
-        """Bring `rows`, also in the file, to what the list and the waiting events say, in a transaction.
+        """Bring `rows`, also in the file, to what the list and the waiting events say, in a
+        transaction.
 
-        `known`: how many rows at the beginning have the messages of the list. Within a run no more is
-        looked at in these.
+        `known`: how many rows at the beginning have the messages of the list. Within a run no more
+        is looked at in these.
         """
         waiting = self._waiting
         is_in_run = bool(waiting) and not isinstance(waiting[-1], events.RunEnd)
@@ -240,8 +242,8 @@ class Recorder:
     def _write_list(self, db: sqlite3.Connection, rows: list[Row], known: int) -> list[int]:
         """Write the list from the first difference on; the ids of the rows that are new.
 
-        A message that is still there keeps its row, moved to the end; so does one that was repaired.
-        All others get new rows; those of messages that are gone become inactive.
+        A message that is still there keeps its row, moved to the end; so does one that was
+        repaired. All others get new rows; those of messages that are gone become inactive.
         """
         query = "SELECT coalesce(max(position), -1) FROM message WHERE session = ?"
         [last] = db.execute(query, (self.session_id,)).fetchone()

@@ -23,7 +23,8 @@ def take_over(
     schema: str,
     completion: str,
 ) -> int:
-    """Fill a new file, whose tables `schema` makes; `completion` is run at the end. Returns the number of rows.
+    """Fill a new file, whose tables `schema` makes; `completion` is run at the end. Returns the
+    number of rows.
 
     The damaged file is only read. Raises sqlite3.Error.
     """
