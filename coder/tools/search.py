@@ -34,12 +34,7 @@ SET = r"\[\^?[^\]]*\]"
 BASIC = r"\\(?P<mark>[|()+?])"
 
 
-@tool(
-    concurrent=True,
-    permission="read",
-    default="allow",
-    slips=slips.GREP,
-)
+@tool(concurrent=True, permission="read", default="allow", slips=slips.GREP)
 def grep(
     ctx: ToolContext,
     pattern: str,
@@ -67,12 +62,7 @@ def grep(
         yield from workspace.ask_to_show(ctx, target)
     _check_pattern(pattern)
     context = min(max(0, context), MAX_CONTEXT)
-    wanted = Wanted(
-        pattern,
-        ignore_case=ignore_case,
-        literal=literal,
-        context=context,
-    )
+    wanted = Wanted(pattern, ignore_case=ignore_case, literal=literal, context=context)
     excerpt = Excerpt(max(1, limit))
     is_several = not literal and spans_lines(pattern)
     with contextlib.ExitStack() as stack:
@@ -168,12 +158,7 @@ class Excerpt:
         yield f"{self.most} lines shown of {total} in {places}; {narrow}"
 
 
-@tool(
-    concurrent=True,
-    permission="read",
-    default="allow",
-    slips=slips.GLOB,
-)
+@tool(concurrent=True, permission="read", default="allow", slips=slips.GLOB)
 def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None, ToolResult]:
     """Find files by name, newest first.
 
