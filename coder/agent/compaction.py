@@ -184,11 +184,7 @@ class Compaction(Hooks):
         return []
 
     def _summarise(
-        self,
-        messages: list[Message],
-        window: int,
-        focus: str | None,
-        abort: Abort,
+        self, messages: list[Message], window: int, focus: str | None, abort: Abort
     ) -> Events[list[Message]]:
         """The list with a summary of what is old.
 

@@ -96,25 +96,15 @@ def make_flags() -> Flags:
     address = "of the cluster, such as auto; without one, a cluster of this machine"
     flags.add_argument("--address", metavar="ADDRESS", help=address)
     flags.add_argument("--traces", metavar="DIR", help="write the trace of each task there")
+    limits = (("steps", count, "N"), ("seconds", amount, "S"), ("cost", amount, "C"))
     for scope, about in (("max", "for each task"), ("total", "for all; then none begins")):
-        flags.add_argument(
-            f"--{scope}-steps",
-            type=count,
-            metavar="N",
-            help=f"steps {about}",
-        )
-        flags.add_argument(
-            f"--{scope}-seconds",
-            type=amount,
-            metavar="S",
-            help=f"seconds {about}",
-        )
-        flags.add_argument(
-            f"--{scope}-cost",
-            type=amount,
-            metavar="C",
-            help=f"cost {about}",
-        )
+        for name, kind, metavar in limits:
+            flags.add_argument(
+                f"--{scope}-{name}",
+                type=kind,
+                metavar=metavar,
+                help=f"{name} {about}",
+            )
     return flags
 
 
