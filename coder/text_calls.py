@@ -40,7 +40,12 @@ FENCED = r"(?s)```\w*\s*\n(?P<inside>.*?)\n?```"
 QUOTED = r"(?s)```(?!tool_code).*?(?:```|\Z)|`[^`\n]+`"
 
 
-def reminder(answer: str, tools: list[str], is_tool: IsTool, has_run_tools: bool) -> str:
+def reminder(
+    answer: str,
+    tools: list[str],
+    is_tool: IsTool,
+    has_run_tools: bool,
+) -> str:
     """What the model is told after the text of an answer without a call; "" if that is all right.
 
     `tools`: the names of those that it can call; `is_tool` also knows their other names.

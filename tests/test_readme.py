@@ -32,7 +32,8 @@ from coder.extend.prompt_files import read_prompt_file
 from coder.hooks import HOOK_NAMES
 from coder.permissions.rules import rules_of
 from coder.sessions.export import Format
-from coder.settings import SETTINGS, load, window_of
+from coder.settings import SETTINGS, window_of
+from coder.sources import load
 
 ROOT = Path(__file__).parent.parent
 LOCAL = {"OPENAI_BASE_URL": "http://localhost:1/v1"}  # needs no key

@@ -104,7 +104,12 @@ class Record(Protocol):
     def sync(self) -> None: ...
 
 
-def call_back(function: Callable[..., object], kind: type[Event], name: str, event: Event) -> None:
+def call_back(
+    function: Callable[..., object],
+    kind: type[Event],
+    name: str,
+    event: Event,
+) -> None:
     """Call the function if the event is of this kind, with the event or one of its fields."""
     if not isinstance(event, kind):
         return

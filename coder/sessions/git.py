@@ -1,4 +1,5 @@
-"""What the user's git knows of a workspace: which files are ignored, and contents that undo need not keep.
+"""What the user's git knows of a workspace: which files are ignored, and contents that undo need
+not keep.
 
 Nothing of the repository is written, and of its settings only the rules of what is ignored count.
 """
@@ -31,7 +32,8 @@ def blob_id(data: bytes) -> str:
 
 
 class Programs:
-    """Programs that were started and work at the same time; `close` ends them, also from another thread."""
+    """Programs that were started and work at the same time; `close` ends them, also from another
+    thread."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -131,7 +133,8 @@ class Git:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """One process answers what `ignored` is asked in here, by the rules that it reads on the way."""
+        """One process answers what `ignored` is asked in here, by the rules that it reads on the
+        way."""
         try:
             yield
         finally:
