@@ -44,11 +44,12 @@ def reminder(
     answer: str,
     tools: list[str],
     is_tool: IsTool,
-    has_run_tools: bool,
+    has_called: bool,
 ) -> str:
     """What the model is told after the text of an answer without a call; "" if that is all right.
 
     `tools`: the names of those that it can call; `is_tool` also knows their other names.
+    `has_called`: in this run.
     """
     if not tools:
         return ""
@@ -57,7 +58,7 @@ def reminder(
         if len(tools) > 4:
             names.append("...")
         return TEXT_CALL.format(tools=", ".join(names))
-    if answer.rstrip().endswith(":") and not has_run_tools:
+    if answer.rstrip().endswith(":") and not has_called:
         return ANNOUNCEMENT
     return ""
 

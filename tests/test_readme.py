@@ -159,7 +159,8 @@ def words_of(picture: Path) -> list[str]:
     """What is written in a picture, without the times that the session took."""
     texts = re.findall(r"<text [^>]*>([^<]*)</text>", picture.read_text())
     plain = [text.replace("&#160;", " ") for text in texts]
-    return [re.sub(r"( · )?\d+(\.\d+)? ?s\b", "", text) for text in plain]
+    untimed = [re.sub(r"( · )?\d+(\.\d+)? ?s\b", "", text) for text in plain]
+    return [" ".join(text.split()) for text in untimed]
 
 
 def test_the_picture_shows_a_session_as_it_is_today(tmp_path: Path) -> None:
