@@ -12,7 +12,7 @@ from os import stat_result
 
 from coder.sessions.blobs import MAX_STORED
 from coder.sessions.file_reader import FileReader
-from coder.sessions.file_states import MAX_FILE, State, is_within, link_of, stamp_of, state_from
+from coder.sessions.file_states import MAX_FILE, State, is_within, stamp_of, state_from
 from coder.sessions.folder_scan import FolderScan
 from coder.sessions.folder_watch import FolderWatch
 from coder.sessions.git_index import GitIndex
@@ -66,10 +66,10 @@ class FirstLook:
             index.begin_search()
         found = self.scan.below([""])
         # From now on changes are reported: what has changed up to now is not as git has it
-        index.compare(found.files)
+        index.compare(found.files.keys())
         if self.watch.works:
             index.find_plain()
-        unread = self._stamps(found.files.difference(index.plain))
+        unread = self._stamps(found.files.keys() - index.plain.keys())
         with self.known.lock:
             for path in self.known.polled:  # it is known what they were
                 index.plain.pop(path, None)
@@ -77,6 +77,7 @@ class FirstLook:
             self.known.in_git = index.plain
             self.known.mode_in_git = index.mode
             self.known.unread = unread
+            self.known.inodes = found.files
             self.known.folders = found.folders
             self.known.is_surveyed = not self.closing.is_set()
 
@@ -119,7 +120,7 @@ class FirstLook:
     def _known_state(self, path: str, info: stat_result, saved: State | None) -> State | None:
         """The state of a file that need not be read; None if it has to be."""
         if saved and saved.stamp == stamp_of(info):
-            return saved._replace(link=link_of(info))
+            return state_from(info, saved.blob)
         blob = self.index.as_added.get(path, "")
         is_new = info.st_ctime_ns > self._began - CLOCK  # it may have changed since git looked
         is_large = info.st_size > MAX_FILE

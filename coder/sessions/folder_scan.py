@@ -20,10 +20,10 @@ GIT = ".git"
 
 @dataclass
 class Level:
-    """Paths by what is at them: a folder, a file or link, or what is never kept."""
+    """Paths by what is at them: a folder, a file or link with its inode, or what is never kept."""
 
     folders: set[str] = field(default_factory=set)
-    files: set[str] = field(default_factory=set)
+    files: dict[str, int] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
 
     def add(self, more: Level) -> None:
@@ -33,7 +33,7 @@ class Level:
 
     def keep(self, is_kept: Callable[[str], bool]) -> None:
         self.folders = {path for path in self.folders if is_kept(path)}
-        self.files = {path for path in self.files if is_kept(path)}
+        self.files = {path: inode for path, inode in self.files.items() if is_kept(path)}
 
 
 class FolderScan:
@@ -69,7 +69,7 @@ class FolderScan:
             if stat.S_ISDIR(info.st_mode):
                 level.folders.add(place)
             elif stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
-                level.files.add(place)
+                level.files[place] = info.st_ino
             else:
                 level.others.add(place)
         return level
@@ -89,7 +89,8 @@ class FolderScan:
                 level = self._level_below(level, found)
                 seen.add(level)
             self._leave_out_ignored(seen)
-            found.files |= seen.files - self._left_out
+            for path in seen.files.keys() - self._left_out:
+                found.files[path] = seen.files[path]
             if ahead:
                 level.keep(self._is_inside)
             level = self._level_below(level, found)
@@ -130,7 +131,7 @@ class FolderScan:
 
     def _leave_out_ignored(self, seen: Level) -> None:
         self._find_pipes(seen)
-        unknown = (seen.folders | seen.files) - self._left_out
+        unknown = (seen.folders | seen.files.keys()) - self._left_out
         for paths in self.known():
             unknown = unknown.difference(paths)  # one by one: this goes through `unknown` only
         asked = {path for path in unknown if not self._is_below_pipe(path)}
@@ -170,7 +171,7 @@ def _sort_in(entry: os.DirEntry[str], path: str, level: Level) -> None:
     if entry.name == GIT:
         return
     if entry.is_file(follow_symlinks=False) or entry.is_symlink():
-        level.files.add(path)
+        level.files[path] = entry.inode()
     elif entry.is_dir(follow_symlinks=False):
         level.folders.add(path)
     else:

@@ -16,7 +16,7 @@ import os
 import re
 import stat
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 from coder.sessions.git import Git, own_environment
@@ -110,7 +110,7 @@ class GitIndex:
         command = [find, *search.split()]
         self._search = self.git.programs.start(command, own_environment())
 
-    def compare(self, listed: set[str]) -> None:
+    def compare(self, listed: Set[str]) -> None:
         """Find which of the listed files are as they were added, when changes are reported."""
         if not self._sizes:
             return

@@ -20,8 +20,9 @@ class KnownFiles:
     one works `no_tool` is not set: if changes are not reported, nothing is read then. `is_needed`
     is set when a tool waits for the files, or the session ends.
 
-    `folders` are watched. The kernel may not report changes of files that are `polled`. Whoever
-    uses this from two threads holds the `lock`.
+    `inodes` are those of the files in git, and of the unread ones. `folders` are watched. The
+    kernel may not report changes of files that are `polled`. Whoever uses this from two threads
+    holds the `lock`.
     """
 
     def __init__(self) -> None:
@@ -35,15 +36,18 @@ class KnownFiles:
         self.mode_in_git = 0
         self.read: dict[str, State] = {}
         self.unread: dict[str, int] = {}
+        self.inodes: dict[str, int] = {}
         self.folders: set[str] = set()
         self.polled: set[str] = set()
 
     def state(self, path: str) -> State | None:
         """A file at the last look; None if there was none."""
         if path in self.in_git:
-            return State(self.mode_in_git, self.in_git[path], stamp=0)
+            inode = self.inodes[path]
+            return State(self.mode_in_git, self.in_git[path], stamp=0, inode=inode)
         if path in self.unread:
-            return State(mode=0, blob="", stamp=self.unread[path])
+            inode = self.inodes[path]
+            return State(mode=0, blob="", stamp=self.unread[path], inode=inode)
         return self.read.get(path)
 
     def is_same(self, path: str, info: os.stat_result | None) -> bool:

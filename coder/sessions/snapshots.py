@@ -61,9 +61,10 @@ TAKEN_BACK = (
 class UndoResult:
     """What `undo` or `redo` did: the `paths` that were written or removed.
 
-    The contents of `lost` are not kept, so these were left as they are. `is_partly_known`: the run
-    began a command before it was known which files there are; more may have changed. `prompt` is
-    that of the run. With a `problem` nothing counts as done.
+    What the files of `lost` were is not kept, or they were there before the run but not known: so
+    these were left as they are. `is_partly_known`: the run began a command before it was known
+    which files there are; more may have changed. `prompt` is that of the run. With a `problem`
+    nothing counts as done.
     """
 
     paths: Sequence[str] = ()
@@ -128,6 +129,7 @@ class Snapshots:
             case events.RunStart():
                 self.undone.clear()
                 self.runs.append(RunSnapshot())
+                self._files.begin_run()
                 self._begin_look()
             case events.MessageEnd(message={"role": "user"} as message) if self.runs:
                 self._note_prompt(message)

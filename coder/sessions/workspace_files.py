@@ -1,8 +1,10 @@
 """Which files of a workspace have changed since the last look, and what they were: what undo needs.
 
     files = WorkspaceFiles(root, data)
-    files.begin()         # in a thread: the first look
-    files.look()          # what has changed since the last look
+    files.begin_run()
+    files.look_at_all()   # in a thread: the first look
+    files.begin_step()
+    files.end_step()      # what has changed since the step began
 
 On Linux the kernel reports changed paths, so that a look at nothing costs nothing; else each look
 goes through the folder. Left out is what FolderScan leaves out, and what is too large or too much.
@@ -22,6 +24,8 @@ from coder.sessions.file_states import (
     Entry,
     Pair,
     State,
+    born_at,
+    file_clock,
     info_at,
     is_linked_otherwise,
     is_within,
@@ -36,10 +40,12 @@ from coder.sessions.git_index import GitIndex
 from coder.sessions.known_files import KnownFiles
 from coder.sessions.restore import Restore
 
+Found = dict[str, tuple[State | None, State | None]]  # before, after; None: no file
+
 
 @dataclass
 class Changes:
-    """What a look has found: the files that changed, and those whose change cannot be undone."""
+    """What a step has changed: files, and those whose change cannot be undone."""
 
     files: dict[str, Pair] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
@@ -59,6 +65,11 @@ class WorkspaceFiles:
         self._programs = Programs(root)
         self._closing = threading.Event()
         self._was_surveyed = False  # at the last look
+        self._run_began = file_clock()
+        # Inodes of files that this run has changed: those that were known, and those that were
+        # there before it, but not known
+        self._known_inodes: set[int] = set()
+        self._moved_in: set[int] = set()
 
     # Made when they are needed: not every session has a run
 
@@ -116,6 +127,12 @@ class WorkspaceFiles:
         is_begun = "first_look" in self.__dict__
         return self.first_look.left_out if is_begun else 0
 
+    def begin_run(self) -> None:
+        """From now on files that are made are the run's."""
+        self._run_began = file_clock()
+        self._known_inodes = set()
+        self._moved_in = set()
+
     def begin_step(self) -> None:
         """Before a tool works: what has changed up to now is not its doing. Raises StoreError."""
         with self.known.lock:
@@ -125,10 +142,35 @@ class WorkspaceFiles:
 
     def end_step(self) -> Changes:
         """What has changed since the step began. Raises StoreError."""
+        changes = Changes()
         try:
-            return self.look()
+            found = self.look()
         finally:
             self.known.no_tool.set()
+        inodes = {before.inode for before, _ in found.values() if before}
+        self._known_inodes |= inodes - self._moved_in
+        for path, (before, after) in found.items():
+            if after and self._is_moved_in(path, after):
+                changes.lost.append(path)
+            else:
+                _add_change(changes, path, before, after)
+        return changes
+
+    def _is_moved_in(self, path: str, state: State) -> bool:
+        """Does a file that was not known hold what was there before the run, and nothing else does?
+
+        It was ignored, or came from outside, and this is its only name: to remove or replace it
+        would be to lose it.
+        """
+        if state.inode in self._known_inodes:
+            return False
+        try:
+            is_older = born_at(os.path.join(self.root, path)) < self._run_began
+        except OSError:  # it is gone
+            return False
+        if is_older:
+            self._moved_in.add(state.inode)
+        return is_older and not state.link
 
     def keep(self, path: str) -> None:
         """Read a file now that a tool is about to write, however far the first look has come."""
@@ -150,9 +192,9 @@ class WorkspaceFiles:
         info = info_at(self.root, path)
         return info is None or stamp not in (0, stamp_of(info))
 
-    def look(self) -> Changes:
+    def look(self) -> Found:
         """What has changed since the last look. Before the survey is done, only files of `keep`."""
-        changes = Changes()
+        found: Found = {}
         with self.known.lock:
             was_surveyed = self._was_surveyed
             self._was_surveyed = self.known.is_surveyed
@@ -164,7 +206,7 @@ class WorkspaceFiles:
             known = self.known.at(places)
             self._forget_folders(places, listed)
             changed: set[str] = set()
-            for path in known | listed.files:
+            for path in known | listed.files.keys():
                 is_named = path in places
                 if is_named or not self.known.is_same(path, self._info(path, listed)):
                     changed.add(path)
@@ -173,10 +215,10 @@ class WorkspaceFiles:
                 before = self.known.state(path)
                 after = self._renew(path)
                 if was_surveyed or path in polled:
-                    _add_change(changes, path, before, after)
+                    found[path] = before, after
             if changed:
                 self.store.flush()
-        return changes
+        return found
 
     def _other_names(self, changed: set[str]) -> set[str]:
         """The files of which these have become names: the kernel reports the new names only."""
@@ -214,7 +256,7 @@ class WorkspaceFiles:
         if not places:
             return Level()
         if not self.known.is_surveyed:  # the survey is using the scan
-            return Level(files=places)
+            return Level(files=dict.fromkeys(places, 0))
         return self._scan.below(places)
 
     def _forget_folders(self, places: set[str], listed: Level) -> None:
