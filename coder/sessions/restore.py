@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from coder.sessions.file_reader import FileReader
-from coder.sessions.file_states import Entry, info_at
+from coder.sessions.file_states import Entry, info_at, link_of
 from coder.sessions.known_files import KnownFiles
 from coder.tools.workspace import fill_file, link_file, put_file, remove
 
@@ -93,14 +93,17 @@ class Restore:
         return ""
 
     def _other_name(self, goal: Entry) -> str:
-        """A file of the workspace that is a name of this inode, with this content; or ""."""
+        """A file of the workspace that is a name of this inode, with this content; or "".
+
+        A file with one name is none: one that was made later may have got the same inode.
+        """
         inode = self._inodes.get(goal.link, goal.link)
         with self.known.lock:
             paths = set(self.known.read)
         paths |= self.reader.store.saved_states(self.reader.store.in_git).keys()
         for path in sorted(paths):
             info = info_at(self.reader.root, path)
-            is_name = info is not None and info.st_ino == inode
+            is_name = info is not None and link_of(info) == inode
             if is_name and self.reader.entry_now(path) == goal:
                 return path
         return ""
