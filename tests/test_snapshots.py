@@ -1289,21 +1289,32 @@ def test_undo_names_what_it_cannot_bring_back_also_in_a_later_process(desk: Desk
     assert desk.text("a") == "1" and desk.text("big") == "2\n"
 
 
-def test_a_command_before_the_files_are_listed_is_said_to_be_known_in_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        pytest.param("bash", {"command": "echo 2 > b"}, id="a command"),
+        pytest.param("rename_all", {"path": "c"}, id="a tool of a plugin that names one file"),
+    ],
+)
+def test_what_may_change_any_file_before_all_are_listed_is_said_to_be_known_in_part(
+    tmp_path: Path, tool: str, arguments: dict[str, str]
+) -> None:
     """What a file tool writes is undone all the same. Git waits for a pipe in the place of rules."""
     desk = Desk(tmp_path / "ws", tmp_path / "data", patience=0)
-    desk.put({"a": "1", "b": "1"})
+    desk.put({"file": "1", "b": "1"})
+    os.symlink("file", desk.folder / "a")
     git(desk.folder, "init", "-q")
     (desk.folder / ".git/info/exclude").unlink()
     os.mkfifo(desk.folder / ".git/info/exclude")
     desk.snapshots(events.RunStart())
     desk.snapshots(events.ToolStart("1", "write", {"path": "a"}, ""))
     desk.put({"a": "2"})
-    desk.snapshots(events.ToolStart("2", "bash", {"command": "echo 2 > b"}, ""))
+    assert not desk.snapshots.runs[-1].is_partly_known
+    desk.snapshots(events.ToolStart("2", tool, arguments, ""))
     desk.put({"b": "2"})
     desk.snapshots(events.StepEnd({}, [], "tool_calls", Usage()))
     result = desk.undo()
-    assert (result.paths, result.is_partly_known) == (["a"], True)
+    assert (result.paths, result.is_partly_known) == (["file"], True)
     assert desk.text("a") == "1" and desk.text("b") == "2"
     assert "still being listed" in desk.notices()[0]
     desk.snapshots.close()
