@@ -492,6 +492,7 @@ LINKED = {
     "by a name outside": "echo more >> ../outside",
     "mode": "chmod 600 d/b",
     "replaced": "sed -i s/x/y/ a",
+    "moved": "mv d/b c",
     "removed": "rm a",
     "all removed": "rm a d/b",
     "one more": "ln a c && echo y > c",
