@@ -67,9 +67,7 @@ class FirstLook:
         found = self.scan.below([""])
         # From now on changes are reported: what has changed up to now is not as git has it
         index.compare(found.files.keys())
-        if self.watch.works:
-            index.find_plain()
-        unread = self._stamps(found.files.keys() - index.plain.keys())
+        unread = self._stamps(path for path in found.files if path not in index.plain)
         with self.known.lock:
             for path in self.known.polled:  # it is known what they were
                 index.plain.pop(path, None)

@@ -89,8 +89,9 @@ class FolderScan:
                 level = self._level_below(level, found)
                 seen.add(level)
             self._leave_out_ignored(seen)
-            for path in seen.files.keys() - self._left_out:
-                found.files[path] = seen.files[path]
+            found.files |= seen.files
+            for path in self._left_out & seen.files.keys():
+                del found.files[path]
             if ahead:
                 level.keep(self._is_inside)
             level = self._level_below(level, found)
@@ -122,7 +123,15 @@ class FolderScan:
         try:
             with os.scandir(whole) as entries:
                 for entry in entries:
-                    _sort_in(entry, inside + entry.name, below)
+                    path = inside + entry.name
+                    if entry.name == GIT:
+                        continue
+                    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                        below.files[path] = entry.inode()
+                    elif entry.is_dir(follow_symlinks=False):
+                        below.folders.add(path)
+                    else:
+                        below.others.add(path)
         except OSError:
             return False
         return True
@@ -131,9 +140,10 @@ class FolderScan:
 
     def _leave_out_ignored(self, seen: Level) -> None:
         self._find_pipes(seen)
-        unknown = (seen.folders | seen.files.keys()) - self._left_out
-        for paths in self.known():
-            unknown = unknown.difference(paths)  # one by one: this goes through `unknown` only
+        paths = [*seen.folders, *seen.files]
+        for covered in [self._left_out, *self.known()]:
+            paths = [path for path in paths if path not in covered]
+        unknown = set(paths)
         asked = {path for path in unknown if not self._is_below_pipe(path)}
         ignored = self._ask_git(asked)
         by_name = unknown - asked
@@ -165,14 +175,3 @@ class FolderScan:
         self._piped_folders |= {
             os.path.dirname(path) for path in paths if os.path.basename(path) == RULES
         }
-
-
-def _sort_in(entry: os.DirEntry[str], path: str, level: Level) -> None:
-    if entry.name == GIT:
-        return
-    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
-        level.files[path] = entry.inode()
-    elif entry.is_dir(follow_symlinks=False):
-        level.folders.add(path)
-    else:
-        level.others.add(path)

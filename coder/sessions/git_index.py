@@ -1,10 +1,9 @@
 """Which files of a workspace are as git has them, so that they need not be read.
 
     index = GitIndex(git)
-    index.read()                     # the tracked files, and the blobs that they were added as
-    index.begin_search()             # works while the folders are listed and watched
-    index.compare(listed)            # when they are: what has changed up to now
-    index.find_plain()
+    index.read()              # the tracked files, and the blobs that they were added as
+    index.begin_search()      # works while the folders are listed and watched
+    index.compare(listed)     # when they are: what has changed up to now
 
 Git knows from the time and size of a file that it has not changed, without reading it.
 """
@@ -27,7 +26,13 @@ ATTRIBUTES = ".gitattributes"
 MAX_ATTRIBUTES = 1_000_000  # bytes of a .gitattributes
 MAX_SECONDS = 20.0  # of a command that goes through all files
 SAMPLE = 100  # files that may tell which permissions are usual
-FACTS = 5  # lines about a file when it was added, of which the last has its size
+# An entry of a listing: "H 100644 ", the blob, " 0", a tab, the path
+HEAD = "H "  # git is not told to ignore changes
+BLOB = slice(9, 49)
+STAGE = slice(49, 52)
+PATH = slice(52, None)
+NO_CONFLICT = " 0\t"
+SIZE = re.compile(rb"\n  size: (\d+)\t")  # of a file when it was added
 # What may give a file another content of the same size than its blob has
 REWRITES = rb"filter=|working-tree-encoding="
 
@@ -48,40 +53,32 @@ class GitIndex:
         self.as_added: dict[str, str] = {}
         self.plain: dict[str, str] = {}
         self.mode = 0
-        self._sizes: dict[str, str] = {}  # of the files that git sees, when they were added
+        self._paths: list[str] = []  # of all entries of the index
         self._stamp: tuple[int, ...] | None = None  # of the file of the index
+        # At work while the folders are listed
+        self._sizes: subprocess.Popen[bytes] | None = None
+        self._blob_sizes: subprocess.Popen[bytes] | None = None
         self._search: subprocess.Popen[bytes] | None = None
 
     def read(self) -> None:
         """Find the tracked files, and the blobs that they were added as."""
         self._stamp = self._index_stamp()
-        started = self.git.start("ls-files -z -v --stage --debug")
-        listing = self.git.output(started, MAX_SECONDS) or b""
-        try:
-            self._read_listing(os.fsdecode(listing))
-        except ValueError:  # another version of git prints something else
-            self.tracked = {}
-            self._sizes = {}
-        self.blobs = frozenset(self.tracked.values())
+        listing = self.git.output(self.git.start("ls-files -z -v --stage"), MAX_SECONDS) or b""
+        entries = os.fsdecode(listing).split("\0")[:-1]
+        self._paths = [entry[PATH] for entry in entries]
+        blobs = [entry[BLOB] for entry in entries]
+        self.tracked = dict(zip(self._paths, blobs))
+        for entry in entries:
+            if not entry.startswith(HEAD) or entry[STAGE] != NO_CONFLICT:
+                self.tracked[entry[PATH]] = ""
+        self.blobs = frozenset(blobs)
         self.folders = _folders_of(self.tracked)
         self.mode = self._usual_mode()
-
-    def _read_listing(self, listing: str) -> None:
-        """After each entry come facts of the file, with the next entry at their end."""
-        entry, *parts = listing.split("\0")
-        for part in parts:
-            *_, size, following = part.split("\n", FACTS)
-            self._add(entry, size)
-            entry = following
-
-    def _add(self, entry: str, size: str) -> None:
-        facts, _, path = entry.partition("\t")
-        tag, _, blob, stage = facts.split(" ")
-        self.tracked[path] = ""
-        if tag == "H" and stage == "0":  # neither told not to look, nor a conflict
-            self.tracked[path] = blob
-            number, _, _ = size.partition("\t")
-            self._sizes[path] = number.removeprefix("  size: ")
+        if entries:
+            question = "\n".join(blobs).encode()
+            command = "cat-file --batch-check=%(objectsize) --buffer"
+            self._sizes = self.git.start("ls-files -z --stage --debug")
+            self._blob_sizes = self.git.start(command, [question, b"\n"])
 
     def _usual_mode(self) -> int:
         """The permissions that a file has which git does not take for a program."""
@@ -112,54 +109,57 @@ class GitIndex:
 
     def compare(self, listed: Set[str]) -> None:
         """Find which of the listed files are as they were added, when changes are reported."""
-        if not self._sizes:
+        if not self.tracked:
             return
-        blobs = [self.tracked[path] for path in self._sizes]
-        question = "\n".join(blobs).encode()
-        # Both at the same time
-        counting = self.git.start(
-            "cat-file --batch-check=%(objectsize) --buffer",
-            [question, b"\n"],
+        modified = self._names(
+            self.git.start("diff-files -z --name-only --relative --ignore-submodules")
         )
-        comparing = self.git.start("ls-files -z -m")
-        blob_sizes = self.git.output(counting, MAX_SECONDS) or b""
-        modified = self.git.output(comparing, MAX_SECONDS)
-        sizes = blob_sizes.decode().splitlines()
-        is_complete = modified is not None and len(sizes) == len(blobs)
+        converted = self._converted()
         is_same_index = self._stamp == self._index_stamp()  # git may have written it since `read`
-        if is_complete and is_same_index and not self._are_rewritten(listed):
-            unlike = set(os.fsdecode(modified or b"").split("\0"))
-            unlike |= self._converted(sizes)
-            self.as_added = dict(zip(self._sizes, blobs))
-            unlike |= self.as_added.keys() - listed
-            for path in unlike & self.as_added.keys():
-                del self.as_added[path]
-        self._sizes = {}
-
-    def _converted(self, blob_sizes: list[str]) -> set[str]:
-        """Files whose blobs have other sizes: git keeps them with other ends of lines, for example."""
-        found: set[str] = set()
-        for (path, size), blob_size in zip(self._sizes.items(), blob_sizes):
-            if size != blob_size:
-                found.add(path)
-        return found
-
-    def find_plain(self) -> None:
-        """Find which of the files as added are plain: none, if no program can tell."""
-        if not self._search:
+        if (
+            modified is None
+            or converted is None
+            or not is_same_index
+            or self._are_rewritten(listed)
+        ):
             return
-        names = self.git.programs.output(self._search, MAX_SECONDS)
-        if names is None:
-            return
-        special = {name.removeprefix("./") for name in os.fsdecode(names).split("\0")}
-        self.plain = dict(self.as_added)
-        for path in special & self.plain.keys():
-            del self.plain[path]
+        self.as_added = {
+            path: blob for path, blob in self.tracked.items() if blob and path in listed
+        }
+        for path in modified | converted:
+            self.as_added.pop(path, None)
+        special = self._names(self._search)
+        if special is not None:  # else no program can tell
+            self.plain = dict(self.as_added)
+            for path in special:
+                self.plain.pop(path.removeprefix("./"), None)
+
+    def _names(self, process: subprocess.Popen[bytes] | None) -> set[str] | None:
+        """The paths that a program prints; None if it fails."""
+        names = self.git.output(process, MAX_SECONDS)
+        return None if names is None else set(os.fsdecode(names).split("\0"))
+
+    def _converted(self) -> set[str] | None:
+        """Files whose blobs have other sizes: git keeps them with other ends of lines, for example.
+
+        None if git cannot say; another version may print something else.
+        """
+        sizes = SIZE.findall(self.git.output(self._sizes, MAX_SECONDS) or b"")
+        blob_sizes = (self.git.output(self._blob_sizes, MAX_SECONDS) or b"").split(b"\n")[:-1]
+        if not len(self._paths) == len(sizes) == len(blob_sizes):
+            return None
+        if sizes == blob_sizes:
+            return set()
+        return {
+            path
+            for path, size, blob_size in zip(self._paths, sizes, blob_sizes)
+            if size != blob_size
+        }
 
     def _index_stamp(self) -> tuple[int, ...] | None:
         return state_of(git_folders(self.git.top)[0] / "index")
 
-    def _are_rewritten(self, listed: Iterable[str]) -> bool:
+    def _are_rewritten(self, listed: Set[str]) -> bool:
         """Does an attributes file name a filter or an encoding?"""
         root = Path(self.git.root)
         top = self.git.top
@@ -168,8 +168,9 @@ class GitIndex:
         for folder in root.parents:
             if folder.is_relative_to(top):
                 files.append(folder / ATTRIBUTES)
-        for path in listed:
-            if path.endswith(ATTRIBUTES):
+        for name in self.folders:
+            path = f"{name}/{ATTRIBUTES}".lstrip("/")
+            if path in listed:
                 files.append(root / path)
         for file in files:
             rules = read_small_file(file, MAX_ATTRIBUTES) or b""
