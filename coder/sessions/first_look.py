@@ -1,6 +1,7 @@
 """The first look at a workspace: which files there are, and what they hold.
 
-survey()        # what is there; what git has is known then
+survey()        # what is there, and which files are as git has added them
+check()         # which of these are not quite so
 read_rest()     # all else is read; another thread may look for changes meanwhile
 """
 
@@ -46,7 +47,11 @@ class FirstLook:
 
     def run(self) -> None:
         """All of it. Raises StoreError, OSError."""
-        self.survey()
+        try:
+            self.survey()
+            self.check()
+        finally:
+            self.known.is_checked.set()
         self.read_rest()
 
     def survey(self) -> None:
@@ -60,24 +65,43 @@ class FirstLook:
         self.known.is_needed.wait(SHORT_ANSWER)
         if self.closing.is_set():
             return
-        # Folders are listed and watched while a program looks at permissions
+        # From now on changes of tracked files are reported: git finds those up to now, while all
+        # folders are listed
         self.watch.begin()
-        if self.watch.works:
-            index.begin_search()
+        for folder in index.folders:
+            self.watch.add(folder)
+        index.begin_compare()
+        self.scan.watched = index.folders
         found = self.scan.below([""])
-        # From now on changes are reported: what has changed up to now is not as git has it
+        self.scan.watched = ()
         index.compare(found.files.keys())
-        unread = self._stamps(path for path in found.files if path not in index.plain)
+        in_git = dict(index.as_added) if self.watch.works else {}
+        unread = self._stamps([path for path in found.files if path not in in_git])
         with self.known.lock:
             for path in self.known.polled:  # it is known what they were
-                index.plain.pop(path, None)
+                in_git.pop(path, None)
                 unread.pop(path, None)
-            self.known.in_git = index.plain
-            self.known.mode_in_git = index.mode
+            self.known.in_git = in_git
+            self.known.usual_mode = index.usual_mode
+            self.known.modes = index.modes
             self.known.unread = unread
             self.known.inodes = found.files
             self.known.folders = found.folders
             self.known.is_surveyed = not self.closing.is_set()
+        if not in_git:
+            self.known.is_checked.set()
+
+    def check(self) -> None:
+        """Find which files git has in another form, or not with the permissions that they have."""
+        special = self.index.check()
+        with self.known.lock:
+            self.watch.collect()
+            for path in special & self.known.in_git.keys():
+                # Permissions that a tool has just given a file tell nothing
+                is_as_added = path in self.index.as_added
+                if not is_as_added or not is_within(path, self.watch.reported):
+                    del self.known.in_git[path]
+                    self.known.unread[path] = 0
 
     def _stamps(self, files: Iterable[str]) -> dict[str, int]:
         """By what a change of a file shows, if it is not reported."""

@@ -50,7 +50,8 @@ class FolderScan:
         self.watch = watch
         self.known: Callable[[], Sequence[Collection[str]]] = list
         self.closing = threading.Event()  # ends a listing
-        self._left_out = {own_folder}
+        self.watched: Collection[str] = ()  # folders that are watched already
+        self._left_out = {own_folder, GIT}
         self._piped_folders: set[str] = set()  # git would wait for their rules: they are a pipe
         self._git_works = True
 
@@ -118,20 +119,11 @@ class FolderScan:
             return False
         if self.closing.is_set():
             return False
-        self.watch.add(folder)
-        inside = f"{folder}/" if folder else ""
+        if folder not in self.watched:
+            self.watch.add(folder)
         try:
             with os.scandir(whole) as entries:
-                for entry in entries:
-                    path = inside + entry.name
-                    if entry.name == GIT:
-                        continue
-                    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
-                        below.files[path] = entry.inode()
-                    elif entry.is_dir(follow_symlinks=False):
-                        below.folders.add(path)
-                    else:
-                        below.others.add(path)
+                _sort_in(entries, folder, below)
         except OSError:
             return False
         return True
@@ -141,17 +133,20 @@ class FolderScan:
     def _leave_out_ignored(self, seen: Level) -> None:
         self._find_pipes(seen)
         paths = [*seen.folders, *seen.files]
-        for covered in [self._left_out, *self.known()]:
-            paths = [path for path in paths if path not in covered]
+        for covered in [*self.known(), self._left_out]:
+            if covered:
+                paths = [path for path in paths if path not in covered]
         unknown = set(paths)
-        asked = {path for path in unknown if not self._is_below_pipe(path)}
+        asked = unknown
+        if self._piped_folders:
+            asked = {path for path in unknown if not self._is_below_pipe(path)}
         ignored = self._ask_git(asked)
         by_name = unknown - asked
         if ignored is None:
             ignored = set()
             by_name = unknown
         self._left_out |= ignored
-        self._left_out |= {path for path in by_name if os.path.basename(path) in TOOL_FOLDERS}
+        self._left_out |= {path for path in by_name if path.rpartition("/")[2] in TOOL_FOLDERS}
 
     def _ask_git(self, paths: set[str]) -> set[str] | None:
         """What git ignores of these paths; None if it cannot say."""
@@ -165,7 +160,7 @@ class FolderScan:
         return ignored
 
     def _is_below_pipe(self, path: str) -> bool:
-        return bool(self._piped_folders) and is_within(os.path.dirname(path), self._piped_folders)
+        return is_within(os.path.dirname(path), self._piped_folders)
 
     def _find_pipes(self, seen: Level) -> None:
         """Remember the folders of which git could not read the rules."""
@@ -175,3 +170,17 @@ class FolderScan:
         self._piped_folders |= {
             os.path.dirname(path) for path in paths if os.path.basename(path) == RULES
         }
+
+
+def _sort_in(entries: Iterable[os.DirEntry[str]], folder: str, level: Level) -> None:
+    """Add what is in a folder to a level. This is done for 100,000 files: each call costs."""
+    files = level.files
+    inside = f"{folder}/" if folder else ""
+    for entry in entries:
+        path = inside + entry.name
+        if entry.is_dir(follow_symlinks=False):
+            level.folders.add(path)
+        elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+            files[path] = entry.inode()
+        else:
+            level.others.add(path)

@@ -2,8 +2,9 @@
 
     index = GitIndex(git)
     index.read()              # the tracked files, and the blobs that they were added as
-    index.begin_search()      # works while the folders are listed and watched
-    index.compare(listed)     # when they are: what has changed up to now
+    index.begin_compare()     # works while the folders are listed
+    index.compare(listed)     # what has changed up to `begin_compare`
+    index.check()             # what git has in another form, or with other permissions
 
 Git knows from the time and size of a file that it has not changed, without reading it.
 """
@@ -27,10 +28,13 @@ MAX_ATTRIBUTES = 1_000_000  # bytes of a .gitattributes
 MAX_SECONDS = 20.0  # of a command that goes through all files
 SAMPLE = 100  # files that may tell which permissions are usual
 # An entry of a listing: "H 100644 ", the blob, " 0", a tab, the path
-HEAD = "H "  # git is not told to ignore changes
+FACTS = slice(0, 9)
+MODE = slice(2, 8)
 BLOB = slice(9, 49)
 STAGE = slice(49, 52)
 PATH = slice(52, None)
+PLAIN = "H 100644 "  # git is not told to ignore changes, and it is no program
+SEEN = "H "
 NO_CONFLICT = " 0\t"
 SIZE = re.compile(rb"\n  size: (\d+)\t")  # of a file when it was added
 # What may give a file another content of the same size than its blob has
@@ -41,8 +45,8 @@ class GitIndex:
     """The tracked files below the root of `git`, and which of them are as they were added.
 
     `tracked` are blob ids of files, or "" if git does not see when one changes. `folders` are
-    those which they are in. `as_added` are the files whose content git has, with their blobs.
-    Of these, `plain` have one name and the permissions `mode`: nothing else need be known.
+    those which they are in. `as_added` are the files whose content git has, with their blobs. A
+    file has one name and the `usual_mode`, if it is not one of `modes` or found by `check`.
     """
 
     def __init__(self, git: Git) -> None:
@@ -51,14 +55,15 @@ class GitIndex:
         self.blobs: frozenset[str] = frozenset()
         self.folders: set[str] = set()
         self.as_added: dict[str, str] = {}
-        self.plain: dict[str, str] = {}
-        self.mode = 0
-        self._paths: list[str] = []  # of all entries of the index
+        self.usual_mode = 0
+        self.modes: dict[str, int] = {}
         self._stamp: tuple[int, ...] | None = None  # of the file of the index
-        # At work while the folders are listed
+        # Of all entries of the index, in their order
+        self._paths: list[str] = []
+        self._blobs: list[str] = []
+        # At work
+        self._comparing: subprocess.Popen[bytes] | None = None
         self._sizes: subprocess.Popen[bytes] | None = None
-        self._blob_sizes: subprocess.Popen[bytes] | None = None
-        self._search: subprocess.Popen[bytes] | None = None
 
     def read(self) -> None:
         """Find the tracked files, and the blobs that they were added as."""
@@ -66,19 +71,24 @@ class GitIndex:
         listing = self.git.output(self.git.start("ls-files -z -v --stage"), MAX_SECONDS) or b""
         entries = os.fsdecode(listing).split("\0")[:-1]
         self._paths = [entry[PATH] for entry in entries]
-        blobs = [entry[BLOB] for entry in entries]
-        self.tracked = dict(zip(self._paths, blobs))
-        for entry in entries:
-            if not entry.startswith(HEAD) or entry[STAGE] != NO_CONFLICT:
-                self.tracked[entry[PATH]] = ""
-        self.blobs = frozenset(blobs)
+        self._blobs = [entry[BLOB] for entry in entries]
+        self.tracked = dict(zip(self._paths, self._blobs))
+        self.blobs = frozenset(self._blobs)
         self.folders = _folders_of(self.tracked)
-        self.mode = self._usual_mode()
-        if entries:
-            question = "\n".join(blobs).encode()
-            command = "cat-file --batch-check=%(objectsize) --buffer"
-            self._sizes = self.git.start("ls-files -z --stage --debug")
-            self._blob_sizes = self.git.start(command, [question, b"\n"])
+        self.usual_mode = self._usual_mode()
+        # The few other entries
+        mode = self.usual_mode
+        modes = {"100755": mode | (mode & 0o444) >> 2, "120000": stat.S_IFLNK | 0o777}
+        others = [
+            entry for entry in entries if entry[FACTS] != PLAIN or entry[STAGE] != NO_CONFLICT
+        ]
+        for entry in others:
+            path = entry[PATH]
+            is_seen = entry.startswith(SEEN) and entry[STAGE] == NO_CONFLICT
+            if is_seen and entry[MODE] in modes:
+                self.modes[path] = modes[entry[MODE]]
+            else:
+                self.tracked[path] = ""
 
     def _usual_mode(self) -> int:
         """The permissions that a file has which git does not take for a program."""
@@ -91,61 +101,72 @@ class GitIndex:
                 return mode
         return stat.S_IFREG | 0o644
 
-    def begin_search(self) -> None:
-        """Let a program look for files that are not plain, while the folders are listed."""
+    def begin_compare(self) -> None:
+        """Let git look for changed files, when those in `folders` are reported from now on."""
+        if self.tracked:
+            self._comparing = self.git.start(
+                "diff-files -z --name-only --relative --ignore-submodules"
+            )
+            self._sizes = self.git.start("ls-files -z --stage --debug")
+
+    def compare(self, listed: Set[str]) -> None:
+        """Find which of the listed files are as they were added."""
+        modified = self.git.output(self._comparing, MAX_SECONDS)
+        is_same_index = self._stamp == self._index_stamp()  # git may have written it since `read`
+        if modified is None or not is_same_index or self._are_rewritten(listed):
+            return
+        self.as_added = dict(self.tracked)
+        unseen = [path for path, blob in self.tracked.items() if not blob]
+        missing = [path for path in self.tracked if path not in listed]
+        for path in [*os.fsdecode(modified).split("\0"), *unseen, *missing]:
+            self.as_added.pop(path, None)
+
+    def check(self) -> set[str]:
+        """Find what git has in another form, which is not as it was added, and files with several
+        names or other permissions. If programs cannot tell, all are found.
+        """
+        if not self.as_added:
+            return set()
+        searching = self._begin_search()
+        converted = self._converted()
+        if converted is None:
+            converted = set(self.as_added)
+        for path in converted:
+            self.as_added.pop(path, None)
+        special = self.git.programs.output(searching, MAX_SECONDS) if searching else None
+        if special is None:
+            return converted | self.as_added.keys()
+        names = os.fsdecode(special).split("\0")
+        return converted.union(name.removeprefix("./") for name in names)
+
+    def _begin_search(self) -> subprocess.Popen[bytes] | None:
+        """Let a program look for files that have several names, or other permissions."""
         from coder.tools.bash import find_program  # late: what lists conversations needs no tools
 
         find = find_program("find", self.git.root)
-        if not find or not self.tracked:
-            return
+        if not find:
+            return None
         # Folders of tools may be large; nothing in them is tracked, or they are searched
         skipped = TOOL_FOLDERS - {os.path.basename(folder) for folder in self.folders}
         names = " -o ".join(f"-name {name}" for name in sorted(skipped))
-        permissions = f"{stat.S_IMODE(self.mode):o}"
-        plain = f"-type f -links 1 -perm {permissions}"
-        search = f". ( {names} ) -prune -o ! -type d ! ( {plain} ) -print0"
-        command = [find, *search.split()]
-        self._search = self.git.programs.start(command, own_environment())
-
-    def compare(self, listed: Set[str]) -> None:
-        """Find which of the listed files are as they were added, when changes are reported."""
-        if not self.tracked:
-            return
-        modified = self._names(
-            self.git.start("diff-files -z --name-only --relative --ignore-submodules")
+        usual = {self.usual_mode, *self.modes.values()}
+        plain = " -o ".join(
+            f"-type {'f' if stat.S_ISREG(mode) else 'l'} -links 1 -perm {stat.S_IMODE(mode):o}"
+            for mode in usual
         )
-        converted = self._converted()
-        is_same_index = self._stamp == self._index_stamp()  # git may have written it since `read`
-        if (
-            modified is None
-            or converted is None
-            or not is_same_index
-            or self._are_rewritten(listed)
-        ):
-            return
-        self.as_added = {
-            path: blob for path, blob in self.tracked.items() if blob and path in listed
-        }
-        for path in modified | converted:
-            self.as_added.pop(path, None)
-        special = self._names(self._search)
-        if special is not None:  # else no program can tell
-            self.plain = dict(self.as_added)
-            for path in special:
-                self.plain.pop(path.removeprefix("./"), None)
-
-    def _names(self, process: subprocess.Popen[bytes] | None) -> set[str] | None:
-        """The paths that a program prints; None if it fails."""
-        names = self.git.output(process, MAX_SECONDS)
-        return None if names is None else set(os.fsdecode(names).split("\0"))
+        search = f". ( {names} ) -prune -o ! -type d ! ( {plain} ) -print0"
+        return self.git.programs.start([find, *search.split()], own_environment())
 
     def _converted(self) -> set[str] | None:
         """Files whose blobs have other sizes: git keeps them with other ends of lines, for example.
 
         None if git cannot say; another version may print something else.
         """
+        question = "\n".join(self._blobs).encode()
+        command = "cat-file --batch-check=%(objectsize) --buffer"
+        counting = self.git.start(command, [question, b"\n"])
         sizes = SIZE.findall(self.git.output(self._sizes, MAX_SECONDS) or b"")
-        blob_sizes = (self.git.output(self._blob_sizes, MAX_SECONDS) or b"").split(b"\n")[:-1]
+        blob_sizes = (self.git.output(counting, MAX_SECONDS) or b"").split(b"\n")[:-1]
         if not len(self._paths) == len(sizes) == len(blob_sizes):
             return None
         if sizes == blob_sizes:

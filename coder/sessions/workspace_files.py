@@ -13,6 +13,7 @@ goes through the folder. Left out is what FolderScan leaves out, and what is too
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ from coder.sessions.git_index import GitIndex
 from coder.sessions.known_files import KnownFiles
 from coder.sessions.restore import Restore
 
+GIT_MODE = stat.S_IFMT(0o777777) | stat.S_IXUSR  # of a mode: what git knows of it
 Found = dict[str, tuple[State | None, State | None]]  # before, after; None: no file
 
 
@@ -64,7 +66,9 @@ class WorkspaceFiles:
         self._watch = FolderWatch(root)
         self._programs = Programs(root)
         self._closing = threading.Event()
-        self._was_surveyed = False  # at the last look
+        # At the last look
+        self._was_surveyed = False
+        self._was_checked = False
         self._run_began = file_clock()
         # Inodes of files that this run has changed: those that were known, and those that were
         # there before it, but not known
@@ -143,6 +147,8 @@ class WorkspaceFiles:
     def end_step(self) -> Changes:
         """What has changed since the step began. Raises StoreError."""
         changes = Changes()
+        if self.known.is_surveyed and self._watch.has_reports():
+            self.known.is_checked.wait()  # of what has changed it must be certain what it was
         try:
             found = self.look()
         finally:
@@ -197,7 +203,9 @@ class WorkspaceFiles:
         found: Found = {}
         with self.known.lock:
             was_surveyed = self._was_surveyed
+            was_checked = self._was_checked
             self._was_surveyed = self.known.is_surveyed
+            self._was_checked = self.known.is_checked.is_set()
             polled = self._changed_polled()
             places = set(polled)
             if self.known.is_surveyed:
@@ -213,7 +221,10 @@ class WorkspaceFiles:
             changed |= self._other_names(changed)
             for path in sorted(changed):
                 before = self.known.state(path)
+                is_guess = path in self.known.in_git and not was_checked
                 after = self._renew(path)
+                if is_guess and before and after:
+                    before = _like(before, after)
                 if was_surveyed or path in polled:
                     found[path] = before, after
             if changed:
@@ -285,6 +296,15 @@ class WorkspaceFiles:
         self.known.no_tool.set()
         self.known.is_needed.set()
         return self._watch.close()
+
+
+def _like(before: State, after: State) -> State:
+    """A file that git has, with what git does not know of it: it is now what it was, if that may be."""
+    is_other_kind = before.mode & GIT_MODE != after.mode & GIT_MODE
+    if is_other_kind:
+        return before
+    link = after.link if after.inode == before.inode else 0
+    return before._replace(mode=after.mode, link=link)
 
 
 def _add_change(changes: Changes, path: str, before: State | None, after: State | None) -> None:
