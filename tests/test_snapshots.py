@@ -1188,6 +1188,38 @@ def test_a_file_at_which_git_is_told_not_to_look_is_read(desk: Desk) -> None:
     assert done(desk.undo()) == ["a", "b"] and desk.text("a") == desk.text("b") == "two"
 
 
+def test_what_a_tool_changes_before_all_is_checked_is_known_as_far_as_git_knows_it(
+    desk: Desk, kernel_reports: None
+) -> None:
+    """In a large repository the first tool begins before permissions and forms are looked at."""
+    names = ("plain", "program", "private", "removed", "shared")
+    desk.put(dict.fromkeys(names, "1\n"))
+    (desk.folder / "private").chmod(0o600)
+    os.link(desk.folder / "shared", desk.folder / "shared too")
+    track(desk, {"other form": b"1\r\n"}, "-c", "core.autocrlf=true")
+    settle()
+    files = WorkspaceFiles(str(desk.folder), str(desk.data))
+    files.first_look.survey()
+    files.begin_step()
+    for name in ("plain", "private", "shared", "other form"):
+        desk.put({name: "2\n"})
+    (desk.folder / "program").chmod(0o755)
+    (desk.folder / "removed").unlink()
+    files.first_look.check()
+    changes = files.end_step()
+    files.close()
+    assert changes.lost == ["other form", "shared too"]  # no change of the latter is reported
+    before = {path: old for path, (old, _) in changes.files.items() if old}
+    assert {path: stat.S_IMODE(old.mode) for path, old in before.items()} == {
+        "plain": 0o644,
+        "private": 0o600,
+        "program": 0o644,
+        "removed": 0o644,
+        "shared": 0o644,
+    }
+    assert len({old.blob for old in before.values()}) == 1 and before["shared"].link
+
+
 def test_a_repository_with_other_ids_is_read(desk: Desk) -> None:
     git(desk.folder, "init", "-q", "--object-format=sha256")
     before = track(desk, {"a": "one"})

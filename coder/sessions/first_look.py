@@ -47,11 +47,8 @@ class FirstLook:
 
     def run(self) -> None:
         """All of it. Raises StoreError, OSError."""
-        try:
-            self.survey()
-            self.check()
-        finally:
-            self.known.is_checked.set()
+        self.survey()
+        self.check()
         self.read_rest()
 
     def survey(self) -> None:
@@ -93,15 +90,21 @@ class FirstLook:
 
     def check(self) -> None:
         """Find which files git has in another form, or not with the permissions that they have."""
-        special = self.index.check()
-        with self.known.lock:
-            self.watch.collect()
-            for path in special & self.known.in_git.keys():
-                # Permissions that a tool has just given a file tell nothing
-                is_as_added = path in self.index.as_added
-                if not is_as_added or not is_within(path, self.watch.reported):
-                    del self.known.in_git[path]
-                    self.known.unread[path] = 0
+        try:
+            special = self.index.check()
+            with self.known.lock:
+                self.watch.collect()
+                for path in special & self.known.in_git.keys():
+                    self._doubt(path)
+        finally:
+            self.known.is_checked.set()
+
+    def _doubt(self, path: str) -> None:
+        """Take a file for one that is to be read, but not for what a tool has just done to it."""
+        is_as_added = path in self.index.as_added
+        if not is_as_added or not is_within(path, self.watch.reported):
+            del self.known.in_git[path]
+            self.known.unread[path] = 0
 
     def _stamps(self, files: Iterable[str]) -> dict[str, int]:
         """By what a change of a file shows, if it is not reported."""
