@@ -126,13 +126,15 @@ def content_at(root: str, path: str) -> tuple[bytes, os.stat_result]:
             raise
         info = os.lstat(whole)
         return os.fsencode(os.readlink(whole)), info
-    with open(fd, "rb", buffering=0) as file:
+    try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE:
             raise OSError("it is no file that is kept")
         if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != whole:
             raise OSError("it is reached through a link")
-        return file.read(info.st_size), info
+        return os.read(fd, info.st_size), info
+    finally:
+        os.close(fd)
 
 
 def is_within(path: str, places: Collection[str]) -> bool:

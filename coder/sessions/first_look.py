@@ -190,9 +190,10 @@ class FirstLook:
             self.watch.collect()
             if not self.watch.works and steps != self.known.steps:
                 return {}
+            reported = self.watch.reported
             for path, state in states.items():
-                is_unread = path in self.known.unread
-                if is_unread and not is_within(path, self.watch.reported):
+                is_changed = bool(reported) and is_within(path, reported)
+                if path in self.known.unread and not is_changed:
                     self.known.note(path, state)
                     recorded[path] = state
         return recorded
