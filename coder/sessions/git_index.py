@@ -27,14 +27,14 @@ ATTRIBUTES = ".gitattributes"
 MAX_ATTRIBUTES = 1_000_000  # bytes of a .gitattributes
 MAX_SECONDS = 20.0  # of a command that goes through all files
 SAMPLE = 100  # files that may tell which permissions are usual
-# An entry of a listing: "H 100644 ", the blob, " 0", a tab, the path
+# An entry of a listing: whether git looks for changes, the mode; the blob; the stage; the path
 FACTS = slice(0, 9)
-MODE = slice(2, 8)
 BLOB = slice(9, 49)
 STAGE = slice(49, 52)
 PATH = slice(52, None)
-PLAIN = "H 100644 "  # git is not told to ignore changes, and it is no program
-SEEN = "H "
+FILE = "H 100644 "
+PROGRAM = "H 100755 "
+LINK = "H 120000 "
 NO_CONFLICT = " 0\t"
 SIZE = re.compile(rb"\n  size: (\d+)\t")  # of a file when it was added
 # What may give a file another content of the same size than its blob has
@@ -77,18 +77,16 @@ class GitIndex:
         self.folders = _folders_of(self.tracked)
         self.usual_mode = self._usual_mode()
         # The few other entries
-        mode = self.usual_mode
-        modes = {"100755": mode | (mode & 0o444) >> 2, "120000": stat.S_IFLNK | 0o777}
-        others = [
-            entry for entry in entries if entry[FACTS] != PLAIN or entry[STAGE] != NO_CONFLICT
-        ]
-        for entry in others:
-            path = entry[PATH]
-            is_seen = entry.startswith(SEEN) and entry[STAGE] == NO_CONFLICT
-            if is_seen and entry[MODE] in modes:
-                self.modes[path] = modes[entry[MODE]]
+        program_mode = self.usual_mode | (self.usual_mode & 0o444) >> 2
+        modes = {PROGRAM: program_mode, LINK: stat.S_IFLNK | 0o777}
+        for entry in [entry for entry in entries if entry[FACTS] != FILE]:
+            mode = modes.get(entry[FACTS])
+            if mode:
+                self.modes[entry[PATH]] = mode
             else:
-                self.tracked[path] = ""
+                self.tracked[entry[PATH]] = ""
+        for entry in [entry for entry in entries if entry[STAGE] != NO_CONFLICT]:
+            self.tracked[entry[PATH]] = ""
 
     def _usual_mode(self) -> int:
         """The permissions that a file has which git does not take for a program."""
@@ -128,16 +126,15 @@ class GitIndex:
         if not self.as_added:
             return set()
         searching = self._begin_search()
-        converted = self._converted()
-        if converted is None:
-            converted = set(self.as_added)
-        for path in converted:
+        found = self._converted()
+        for path in found:
             self.as_added.pop(path, None)
-        special = self.git.programs.output(searching, MAX_SECONDS) if searching else None
+        special = self.git.output(searching, MAX_SECONDS)
         if special is None:
-            return converted | self.as_added.keys()
-        names = os.fsdecode(special).split("\0")
-        return converted.union(name.removeprefix("./") for name in names)
+            return set(self.tracked)
+        for name in os.fsdecode(special).split("\0"):
+            found.add(name.removeprefix("./"))
+        return found
 
     def _begin_search(self) -> subprocess.Popen[bytes] | None:
         """Let a program look for files that have several names, or other permissions."""
@@ -157,10 +154,10 @@ class GitIndex:
         search = f". ( {names} ) -prune -o ! -type d ! ( {plain} ) -print0"
         return self.git.programs.start([find, *search.split()], own_environment())
 
-    def _converted(self) -> set[str] | None:
+    def _converted(self) -> set[str]:
         """Files whose blobs have other sizes: git keeps them with other ends of lines, for example.
 
-        None if git cannot say; another version may print something else.
+        All if git cannot say; another version may print something else.
         """
         question = "\n".join(self._blobs).encode()
         command = "cat-file --batch-check=%(objectsize) --buffer"
@@ -168,14 +165,13 @@ class GitIndex:
         sizes = SIZE.findall(self.git.output(self._sizes, MAX_SECONDS) or b"")
         blob_sizes = (self.git.output(counting, MAX_SECONDS) or b"").split(b"\n")[:-1]
         if not len(self._paths) == len(sizes) == len(blob_sizes):
-            return None
-        if sizes == blob_sizes:
-            return set()
-        return {
-            path
-            for path, size, blob_size in zip(self._paths, sizes, blob_sizes)
-            if size != blob_size
-        }
+            return set(self._paths)
+        found: set[str] = set()
+        if sizes != blob_sizes:
+            for path, size, blob_size in zip(self._paths, sizes, blob_sizes):
+                if size != blob_size:
+                    found.add(path)
+        return found
 
     def _index_stamp(self) -> tuple[int, ...] | None:
         return state_of(git_folders(self.git.top)[0] / "index")

@@ -210,14 +210,7 @@ class WorkspaceFiles:
             places = set(polled)
             if self.known.is_surveyed:
                 places |= self._watch.take()
-            listed = self._list(places)
-            known = self.known.at(places)
-            self._forget_folders(places, listed)
-            changed: set[str] = set()
-            for path in known | listed.files.keys():
-                is_named = path in places
-                if is_named or not self.known.is_same(path, self._info(path, listed)):
-                    changed.add(path)
+            changed = self._changed_at(places)
             changed |= self._other_names(changed)
             for path in sorted(changed):
                 before = self.known.state(path)
@@ -230,6 +223,19 @@ class WorkspaceFiles:
             if changed:
                 self.store.flush()
         return found
+
+    def _changed_at(self, places: set[str]) -> set[str]:
+        """The files at and below these places that are not what they were."""
+        listed = self._list(places)
+        known = self.known.at(places)
+        self.known.forget_folders(places)
+        self.known.folders |= listed.folders
+        changed: set[str] = set()
+        for path in known | listed.files.keys():
+            is_named = path in places
+            if is_named or not self.known.is_same(path, self._info(path, listed)):
+                changed.add(path)
+        return changed
 
     def _other_names(self, changed: set[str]) -> set[str]:
         """The files of which these have become names: the kernel reports the new names only."""
@@ -269,10 +275,6 @@ class WorkspaceFiles:
         if not self.known.is_surveyed:  # the survey is using the scan
             return Level(files=dict.fromkeys(places, 0))
         return self._scan.below(places)
-
-    def _forget_folders(self, places: set[str], listed: Level) -> None:
-        self.known.forget_folders(places)
-        self.known.folders |= listed.folders
 
     def _info(self, path: str, listed: Level) -> os.stat_result | None:
         """Facts of a file; one that was listed is reached through no link."""
