@@ -137,11 +137,8 @@ class FolderScan:
             if covered:
                 paths = [path for path in paths if path not in covered]
         unknown = set(paths)
-        asked = unknown
-        if self._piped_folders:
-            asked = {path for path in unknown if not self._is_below_pipe(path)}
-        ignored = self._ask_git(asked)
-        by_name = unknown - asked
+        by_name = self._below_pipes(unknown)
+        ignored = self._ask_git(unknown - by_name)
         if ignored is None:
             ignored = set()
             by_name = unknown
@@ -159,8 +156,10 @@ class FolderScan:
             return None
         return ignored
 
-    def _is_below_pipe(self, path: str) -> bool:
-        return is_within(os.path.dirname(path), self._piped_folders)
+    def _below_pipes(self, paths: set[str]) -> set[str]:
+        if not self._piped_folders:
+            return set()
+        return {path for path in paths if is_within(os.path.dirname(path), self._piped_folders)}
 
     def _find_pipes(self, seen: Level) -> None:
         """Remember the folders of which git could not read the rules."""

@@ -76,7 +76,10 @@ class GitIndex:
         self.blobs = frozenset(self._blobs)
         self.folders = _folders_of(self.tracked)
         self.usual_mode = self._usual_mode()
-        # The few other entries
+        self._note_others(entries)
+
+    def _note_others(self, entries: list[str]) -> None:
+        """Note programs, links, and what git does not see changes of."""
         program_mode = self.usual_mode | (self.usual_mode & 0o444) >> 2
         modes = {PROGRAM: program_mode, LINK: stat.S_IFLNK | 0o777}
         for entry in [entry for entry in entries if entry[FACTS] != FILE]:
