@@ -301,7 +301,7 @@ class WorkspaceFiles:
 
 
 def _like(before: State, after: State) -> State:
-    """A file that git has, with what git does not know of it: it is now what it was, if that may be."""
+    """A file that git has, with permissions and names that git does not know, as they are now."""
     is_other_kind = before.mode & GIT_MODE != after.mode & GIT_MODE
     if is_other_kind:
         return before
