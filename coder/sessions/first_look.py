@@ -91,20 +91,22 @@ class FirstLook:
     def check(self) -> None:
         """Find which files git has in another form, or not with the permissions that they have."""
         try:
-            special = self.index.check()
-            with self.known.lock:
-                self.watch.collect()
-                for path in special & self.known.in_git.keys():
-                    self._doubt(path)
+            self._doubt(self.index.find_converted())
         finally:
             self.known.is_checked.set()
+        # This may take long: there may be many files that git ignores
+        self._doubt(self.index.find_special())
+        self.known.has_modes = True
 
-    def _doubt(self, path: str) -> None:
-        """Take a file for one that is to be read, but not for what a tool has just done to it."""
-        is_as_added = path in self.index.as_added
-        if not is_as_added or not is_within(path, self.watch.reported):
-            del self.known.in_git[path]
-            self.known.unread[path] = 0
+    def _doubt(self, paths: set[str]) -> None:
+        """Take files for some that are to be read, but not for what a tool has just done to them."""
+        with self.known.lock:
+            self.watch.collect()
+            for path in paths & self.known.in_git.keys():
+                is_as_added = path in self.index.as_added
+                if not is_as_added or not is_within(path, self.watch.reported):
+                    del self.known.in_git[path]
+                    self.known.unread[path] = 0
 
     def _stamps(self, files: Iterable[str]) -> dict[str, int]:
         """By what a change of a file shows, if it is not reported."""

@@ -4,7 +4,8 @@
     index.read()              # the tracked files, and the blobs that they were added as
     index.begin_compare()     # works while the folders are listed
     index.compare(listed)     # what has changed up to `begin_compare`
-    index.check()             # what git has in another form, or with other permissions
+    index.find_converted()    # what git has in another form
+    index.find_special()      # what has other permissions
 
 Git knows from the time and size of a file that it has not changed, without reading it.
 """
@@ -46,7 +47,7 @@ class GitIndex:
 
     `tracked` are blob ids of files, or "" if git does not see when one changes. `folders` are
     those which they are in. `as_added` are the files whose content git has, with their blobs. A
-    file has one name and the `usual_mode`, if it is not one of `modes` or found by `check`.
+    file has one name and the `usual_mode`, if it is not one of `modes` or found to be special.
     """
 
     def __init__(self, git: Git) -> None:
@@ -122,22 +123,15 @@ class GitIndex:
         for path in [*os.fsdecode(modified).split("\0"), *unseen, *missing]:
             self.as_added.pop(path, None)
 
-    def check(self) -> set[str]:
-        """Find what git has in another form, which is not as it was added, and files with several
-        names or other permissions. If programs cannot tell, all are found.
-        """
+    def find_special(self) -> set[str]:
+        """Find files with several names or other permissions; all if no program can tell."""
         if not self.as_added:
             return set()
         searching = self._begin_search()
-        found = self._converted()
-        for path in found:
-            self.as_added.pop(path, None)
-        special = self.git.output(searching, MAX_SECONDS)
+        special = self.git.programs.output(searching, MAX_SECONDS) if searching else None
         if special is None:
             return set(self.tracked)
-        for name in os.fsdecode(special).split("\0"):
-            found.add(name.removeprefix("./"))
-        return found
+        return {name.removeprefix("./") for name in os.fsdecode(special).split("\0")}
 
     def _begin_search(self) -> subprocess.Popen[bytes] | None:
         """Let a program look for files that have several names, or other permissions."""
@@ -157,23 +151,28 @@ class GitIndex:
         search = f". ( {names} ) -prune -o ! -type d ! ( {plain} ) -print0"
         return self.git.programs.start([find, *search.split()], own_environment())
 
-    def _converted(self) -> set[str]:
-        """Files whose blobs have other sizes: git keeps them with other ends of lines, for example.
+    def find_converted(self) -> set[str]:
+        """Find files whose blobs have other sizes: git keeps them with other ends of lines, for example.
 
-        All if git cannot say; another version may print something else.
+        They are not as they were added. All are found if git cannot say; another version may print
+        something else.
         """
+        found: set[str] = set()
+        if not self.as_added:
+            return found
         question = "\n".join(self._blobs).encode()
         command = "cat-file --batch-check=%(objectsize) --buffer"
         counting = self.git.start(command, [question, b"\n"])
         sizes = SIZE.findall(self.git.output(self._sizes, MAX_SECONDS) or b"")
         blob_sizes = (self.git.output(counting, MAX_SECONDS) or b"").split(b"\n")[:-1]
         if not len(self._paths) == len(sizes) == len(blob_sizes):
-            return set(self._paths)
-        found: set[str] = set()
-        if sizes != blob_sizes:
+            found = set(self._paths)
+        elif sizes != blob_sizes:
             for path, size, blob_size in zip(self._paths, sizes, blob_sizes):
                 if size != blob_size:
                     found.add(path)
+        for path in found:
+            self.as_added.pop(path, None)
         return found
 
     def _index_stamp(self) -> tuple[int, ...] | None:

@@ -18,9 +18,9 @@ class KnownFiles:
     are reported.
 
     `is_surveyed`: is it known which files there are? `is_checked`: is it certain that git has files
-    in this form, and with these permissions? `steps`: how often a tool has begun. While
-    one works `no_tool` is not set: if changes are not reported, nothing is read then. `is_needed`
-    is set when a tool waits for the files, or the session ends.
+    in this form? `has_modes`: and with these permissions? `steps`: how often a tool has begun.
+    While one works `no_tool` is not set: if changes are not reported, nothing is read then.
+    `is_needed` is set when a tool waits for the files, or the session ends.
 
     `inodes` are those of the files in git, and of the unread ones. `folders` are watched. The
     kernel may not report changes of files that are `polled`. Whoever uses this from two threads
@@ -31,6 +31,7 @@ class KnownFiles:
         self.lock = threading.RLock()
         self.is_surveyed = False
         self.is_checked = threading.Event()
+        self.has_modes = False
         self.steps = 0
         self.is_needed = threading.Event()
         self.no_tool = threading.Event()

@@ -68,7 +68,7 @@ class WorkspaceFiles:
         self._closing = threading.Event()
         # At the last look
         self._was_surveyed = False
-        self._was_checked = False
+        self._had_modes = False
         self._run_began = file_clock()
         # Inodes of files that this run has changed: those that were known, and those that were
         # there before it, but not known
@@ -203,9 +203,9 @@ class WorkspaceFiles:
         found: Found = {}
         with self.known.lock:
             was_surveyed = self._was_surveyed
-            was_checked = self._was_checked
+            had_modes = self._had_modes
             self._was_surveyed = self.known.is_surveyed
-            self._was_checked = self.known.is_checked.is_set()
+            self._had_modes = self.known.has_modes
             polled = self._changed_polled()
             places = set(polled)
             if self.known.is_surveyed:
@@ -214,7 +214,7 @@ class WorkspaceFiles:
             changed |= self._other_names(changed)
             for path in sorted(changed):
                 before = self.known.state(path)
-                is_guess = path in self.known.in_git and not was_checked
+                is_guess = path in self.known.in_git and not had_modes
                 after = self._renew(path)
                 if is_guess and before and after:
                     before = _like(before, after)
