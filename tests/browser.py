@@ -80,7 +80,7 @@ class Browser:
     def open(self, url: str, width: int = 390, height: int = 844) -> Page:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        page = Page(self, attached["sessionId"])
+        page = Page(self, target, attached["sessionId"])
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
         page.call("Emulation.setDeviceMetricsOverride", **size)
         page.call("Page.navigate", url=url)
@@ -88,8 +88,8 @@ class Browser:
 
 
 class Page:
-    def __init__(self, browser: Browser, session: str) -> None:
-        self.browser, self.session = browser, session
+    def __init__(self, browser: Browser, target: str, session: str) -> None:
+        self.browser, self.target, self.session = browser, target, session
 
     def call(self, method: str, **parameters: Any) -> Any:
         return self.browser.call(method, self.session, **parameters)
@@ -103,6 +103,10 @@ class Page:
         return result["result"].get("value")
 
     @property
+    def url(self) -> str:
+        return str(self.value("location.href"))
+
+    @property
     def text(self) -> str:
         """What a person reads in it."""
         return str(self.value("document.body?.innerText ?? ''"))
@@ -110,7 +114,9 @@ class Page:
     def click(self, selector: str, times: int = 1) -> None:
         """Click as a person does, in the middle of what the selector finds, so many times."""
         element = f"document.querySelector({json.dumps(selector)})"
-        place = self.value(f"{element}.scrollIntoView(), {element}.getBoundingClientRect().toJSON()")
+        place = self.value(
+            f"{element}.scrollIntoView(), {element}.getBoundingClientRect().toJSON()"
+        )
         where = {"x": place["x"] + place["width"] / 2, "y": place["y"] + place["height"] / 2}
         for count in range(1, times + 1):
             for kind in ("mousePressed", "mouseReleased"):
@@ -120,6 +126,9 @@ class Page:
     def write(self, text: str) -> None:
         """Type into what has the focus."""
         self.call("Input.insertText", text=text)
+
+    def close(self) -> None:
+        self.browser.call("Target.closeTarget", targetId=self.target)
 
     def picture(self, file: Path) -> None:
         file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))

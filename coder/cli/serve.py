@@ -69,4 +69,8 @@ def main(words: Sequence[str]) -> int:
 def listen(host: str, port: int) -> socket.socket:
     """Raises OSError and OverflowError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family)
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen()
+    return listener

@@ -10,7 +10,7 @@ import json
 import re
 import types
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from starlette.routing import Route
 
@@ -22,9 +22,18 @@ from coder.types import ModelError
 
 Schema = dict[str, Any]
 
-PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
+PLAIN: dict[Any, str] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    dict: "object",
+    types.NoneType: "null",
+}
 TEXT: Schema = {"type": "string"}
 CHOICE: Schema = {"enum": ["once", "always", "reject"]}
+TEXTS: Schema = {"type": "array", "items": TEXT}
+TEXTS_OF_QUESTIONS: Schema = {"type": "array", "items": TEXTS}
 # What the body of a request has, by the name of the route's function
 BODIES: dict[str, Schema] = {
     "prompt": {
@@ -47,7 +56,7 @@ BODIES: dict[str, Schema] = {
     "revert": {"messageID": TEXT},
     "reply_of_session": {"response": CHOICE},
     "reply_permission": {"reply": CHOICE, "message": TEXT},
-    "reply_question": {"answers": {"type": "array", "items": {"type": "array", "items": TEXT}}},
+    "reply_question": {"answers": TEXTS_OF_QUESTIONS},
 }
 BODIES["prompt_async"] = BODIES["prompt"]
 STREAMS = {"follow_session": "#/components/schemas/Event", "follow_all": ""}
@@ -124,24 +133,23 @@ def reference(kind: type) -> Schema:
 
 def schema_of(kind: Any, found: Schema) -> Schema:
     """The schema of a type; that of a class is added to those that are `found`."""
-    origin = get_origin(kind)
-    inner = get_args(kind)
-    if kind in PLAIN:
-        return {"type": PLAIN[kind]}
-    if kind is types.NoneType:
-        return {"type": "null"}
     if kind == events.Event:
         return {"$ref": "#/components/schemas/Event"}
+    origin = get_origin(kind)
+    plain = PLAIN.get(origin or kind)
+    if plain:
+        return {"type": plain}
+    inner = get_args(kind)
     if origin is Literal:
         return {"enum": list(inner)}
-    if origin in (Union, types.UnionType):
-        return {"anyOf": [schema_of(each, found) for each in inner]}
     if origin is list:
         return {"type": "array", "items": schema_of(inner[0], found)}
-    if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or kind is ModelError):
-        add_class(kind, found)
-        return reference(kind)
-    return {"type": "object"} if origin is dict else {}
+    if origin:
+        return {"anyOf": [schema_of(each, found) for each in inner]}  # a union
+    if not isinstance(kind, type):
+        return {}
+    add_class(kind, found)
+    return reference(kind)
 
 
 def add_class(kind: type, found: Schema) -> None:

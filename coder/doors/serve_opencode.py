@@ -1,9 +1,9 @@
 """What is shown of a session in the form of opencode's API, so that its clients are ours.
 
-A View follows the events of a session and answers each with events in that form: messages whose
-parts (text, reasoning, tool calls) grow. It is made anew for each client, of what the session
-shows; ids are places in the list of messages. Questions have the fields of both versions of the
-API.
+A View follows the events of a session, and answers each with events in that form: messages whose
+parts (texts, thoughts, tool calls) grow. It is made anew for each client, of what the session
+shows; the id of a message is its place in the list. Questions have the fields of both versions of
+the API.
 """
 
 from __future__ import annotations
@@ -19,180 +19,223 @@ from coder.sessions.store import SessionInfo
 from coder.types import Message
 
 Json = dict[str, Any]
+Changes = list[Json]  # events in opencode's form
 
 PROVIDER = "coder"
-TAIL = 4_000  # characters of the output of a tool at work
-SHARE = 50  # a growing text, which is sent as a whole, is sent once it has grown by 1/SHARE
+ASKING = {"nested", "permission_asked", "doom_loop", "question_asked"}
+SHARE = 50  # a text, which is sent as a whole each time, is sent once it has grown by 1/SHARE
 
 
 def session_of(info: SessionInfo) -> Json:
-    return {
+    shown: Json = {
         "id": info.id,
         "projectID": info.directory,
         "directory": info.directory,
         "title": info.title or info.first,
         "version": "1",
         "time": {"created": info.created, "updated": info.updated},
-    } | ({"parentID": info.parent} if info.parent else {})
+    }
+    if info.parent:
+        shown["parentID"] = info.parent
+    return shown
 
 
-def view_of(live: Live) -> View:
-    """All that is shown of a session now."""
+def view_of(live: Live, last: int | None = None) -> View:
+    """What is shown of a session, until the event of this number."""
     view = View(live)
     for entry in live.entries:
-        view.follow(entry.event, entry.time)
+        if last is None or entry.number <= last:
+            view.follow(entry.event, entry.time)
     return view
 
 
 class View:
-    """`messages` and the open `permissions` and `questions`, by their ids."""
+    """`messages`, and the open `permissions` and `questions` by their ids."""
 
     def __init__(self, live: Live) -> None:
         self.live = live
+        self.session_id = live.info.id
         self.messages: list[Json] = []
         self.permissions: dict[str, Json] = {}
         self.questions: dict[str, Json] = {}
         self._calls: dict[str, Json] = {}  # the parts of tool calls
+        self._time = 0  # of the present event
         self._unsent = ""  # the end of the text that grows
-        self._status = "idle"
-        self.show(live.base)
+        self.show_again()
 
-    def show(self, messages: list[Message]) -> list[Json]:
-        """Show these messages in place of all before."""
+    def show_again(self) -> Changes:
+        """Show the messages of the session in place of all that was shown."""
+        self.start = self.live.start
         changes = []
         for each in self.messages:
-            removed = {"sessionID": self.live.info.id, "messageID": each["info"]["id"]}
-            changes.append(_event("message.removed", **removed))
-        for kept in (self.messages, self.permissions, self.questions, self._calls):
-            kept.clear()
-        for message in messages:
+            message_id = each["info"]["id"]
+            change = _event("message.removed", sessionID=self.session_id, messageID=message_id)
+            changes.append(change)
+        self.messages.clear()
+        self._forget_questions()
+        self._calls.clear()
+        for message in self.live.base:
             changes += self.follow({"type": "message_end", "message": message}, 0)
         return changes
 
-    def follow(self, event: Json, time: int) -> list[Json]:
+    def follow(self, event: Json, time: int) -> Changes:
         """What an event changes; to be sent before the next one changes it further."""
+        self._time = time
         while event["type"] == "nested":
             event = event["event"]
-            if event["type"] not in ASKING:  # what a sub-agent does is seen at its call
-                return []
+            if event["type"] not in ASKING:
+                return []  # what a sub-agent does is seen at its call
         handler = HANDLERS.get(event["type"])
-        return handler(self, event, time) if handler else []
+        if handler is None:
+            return []
+        return handler(self, event)
+
+    def _forget_questions(self) -> None:
+        self.permissions.clear()
+        self.questions.clear()
 
     # -- messages
 
-    def _begin(self, role: str, time: int, **more: Any) -> list[Json]:
-        session_id = self.live.info.id
-        message_id = f"msg_{len(self.messages):08d}"
-        info = {"id": message_id, "sessionID": session_id, "role": role, "time": {"created": time}}
-        self.messages.append({"info": info | more, "parts": []})
-        return [self._changed()]
-
-    def _begin_answer(self, event: Json, time: int) -> list[Json]:
-        if event["message"]["role"] != "assistant":
-            return []
-        if self._is_answering():  # an attempt that failed: its text is void
-            parts = self.messages[-1]["parts"]
-            self.messages[-1]["parts"] = []
-            return [
-                _event("message.part.removed", partID=part["id"], **_place_of(part))
-                for part in parts
-            ]
-        parents = [each["info"]["id"] for each in self.messages if each["info"]["role"] == "user"]
-        info = self.live.info
-        return self._begin(
-            "assistant",
-            time,
-            parentID=parents[-1] if parents else "",
-            modelID=event["message"].get("meta", {}).get("model") or info.model,
-            providerID=PROVIDER,
-            mode=info.agent or "build",
-            path={"cwd": info.directory, "root": info.directory},
-            **_tokens({}),
-        )
+    def _newest(self) -> Json:
+        message: Json = self.messages[-1]
+        return message
 
     def _is_answering(self) -> bool:
         if not self.messages:
             return False
-        info = self.messages[-1]["info"]
+        info = self._newest()["info"]
         return info["role"] == "assistant" and "completed" not in info["time"]
 
-    def _end_message(self, event: Json, time: int) -> list[Json]:
-        message = event["message"]
-        meta = message.get("meta", {})
-        time = meta.get("timestamp") or time
-        if message["role"] == "user":
-            return self._add_prompt(message, time)
-        if message["role"] == "assistant":
-            return self._end_answer(message, meta, time)
-        if message["role"] == "tool":
-            return self._end_call(
-                message["tool_call_id"], message, bool(meta.get("is_error")), time
-            )
-        return []
-
-    def _add_prompt(self, message: Message, time: int) -> list[Json]:
-        info = self.live.info
-        model = {"providerID": PROVIDER, "modelID": info.model}
-        changes = self._begin("user", time, agent=info.agent or "build", model=model)
-        part = self._part("text", time)
-        part["text"] = text_of(message)
-        return [*changes, _updated(part)]
-
-    def _end_answer(self, message: Message, meta: Json, time: int) -> list[Json]:
-        changes = []
-        if not self._is_answering():
-            changes += self._begin_answer({"message": message}, time)
-        info = self.messages[-1]["info"]
-        info["time"]["completed"] = time
-        info |= _tokens(meta.get("usage") or {})
-        if meta.get("aborted"):
-            info["error"] = {"name": "MessageAbortedError", "data": {"message": "aborted"}}
-        if text_of(message):
-            part = self._part("text", time)
-            part["text"] = text_of(message)
-            self._unsent = ""
-            changes.append(_updated(part))
-        for call in calls_of(message):
-            changes.append(_updated(self._add_call(call)))
-        return [*changes, self._changed()]
-
-    def _end_step(self, event: Json, time: int) -> list[Json]:
-        if not event["message"]:
-            return []
-        info = self.messages[-1]["info"]
-        info |= _tokens(event["usage"])
-        info["finish"] = event["finish_reason"]
-        return [self._changed()]
+    def _begin(self, role: str, **more: Any) -> Json:
+        """Begin a message."""
+        info = {
+            "id": f"msg_{len(self.messages):08d}",
+            "sessionID": self.session_id,
+            "role": role,
+            "time": {"created": self._time},
+        }
+        self.messages.append({"info": info | more, "parts": []})
+        return self._changed()
 
     def _changed(self) -> Json:
         """The newest message has changed."""
-        return _event("message.updated", info=self.messages[-1]["info"])
+        return _event("message.updated", info=self._newest()["info"])
+
+    def _start_message(self, event: Json) -> Changes:
+        message = event["message"]
+        if message["role"] != "assistant":
+            return []
+        if self._is_answering():  # an attempt that failed: its text is void
+            return self._remove_parts()
+        return [self._begin_answer(message)]
+
+    def _remove_parts(self) -> Changes:
+        message = self._newest()
+        removed = message["parts"]
+        message["parts"] = []
+        message_id = message["info"]["id"]
+        changes = []
+        for part in removed:
+            place = {"sessionID": self.session_id, "messageID": message_id, "partID": part["id"]}
+            changes.append(_event("message.part.removed", **place))
+        return changes
+
+    def _begin_answer(self, message: Message) -> Json:
+        info = self.live.info
+        parent = ""
+        for each in self.messages:
+            if each["info"]["role"] == "user":
+                parent = each["info"]["id"]
+        return self._begin(
+            "assistant",
+            parentID=parent,
+            modelID=message.get("meta", {}).get("model") or info.model,
+            providerID=PROVIDER,
+            mode=info.agent,
+            path={"cwd": info.directory, "root": info.directory},
+            tokens=_tokens({}),
+            cost=0,
+        )
+
+    def _end_message(self, event: Json) -> Changes:
+        message = event["message"]
+        meta = message.get("meta", {})
+        self._time = meta.get("timestamp") or self._time
+        if message["role"] == "user":
+            return self._add_prompt(message)
+        if message["role"] == "assistant":
+            return self._end_answer(message, meta)
+        if message["role"] == "tool":
+            return self._end_call(message["tool_call_id"], message, meta.get("is_error"))
+        return []
+
+    def _add_prompt(self, message: Message) -> Changes:
+        info = self.live.info
+        model = {"providerID": PROVIDER, "modelID": info.model}
+        begun = self._begin("user", agent=info.agent, model=model)
+        return [begun, self._set_text(message)]
+
+    def _end_answer(self, message: Message, meta: Json) -> Changes:
+        changes = []
+        if not self._is_answering():
+            changes.append(self._begin_answer(message))
+        info = self._newest()["info"]
+        info["time"]["completed"] = self._time
+        info["tokens"] = _tokens(meta.get("usage") or {})
+        if meta.get("aborted"):
+            info["error"] = _error("MessageAbortedError", "aborted")
+        if text_of(message):
+            changes.append(self._set_text(message))
+        for call in calls_of(message):
+            changes.append(self._add_call(call))
+        changes.append(self._changed())
+        return changes
+
+    def _end_step(self, event: Json) -> Changes:
+        if not event["message"]:
+            return []
+        usage = event["usage"]
+        info = self._newest()["info"]
+        info["tokens"] = _tokens(usage)
+        info["cost"] = usage["cost"] or 0
+        info["finish"] = event["finish_reason"]
+        return [self._changed()]
 
     # -- texts
 
-    def _part(self, kind: str, time: int) -> Json:
-        """The part of this kind of the newest message."""
-        message = self.messages[-1]
-        for part in message["parts"]:
-            if part["type"] == kind:
-                found: Json = part
-                return found
-        return self._add_part(kind, text="", time={"start": time})
-
     def _add_part(self, kind: str, **more: Any) -> Json:
-        message = self.messages[-1]
+        message = self._newest()
         message_id = message["info"]["id"]
-        part_id = f"prt_{message_id[4:]}_{len(message['parts'])}"
-        place = {"id": part_id, "sessionID": self.live.info.id, "messageID": message_id}
-        part = place | {"type": kind} | more
+        place = len(message["parts"])
+        part = {
+            "id": f"{message_id}_{place}",
+            "sessionID": self.session_id,
+            "messageID": message_id,
+            "type": kind,
+        }
+        part |= more
         message["parts"].append(part)
         return part
 
-    def _grow(self, event: Json, time: int) -> list[Json]:
+    def _text_part(self, kind: str) -> Json:
+        """The text or the thoughts of the newest message."""
+        for part in self._newest()["parts"]:
+            if part["type"] == kind:
+                found: Json = part
+                return found
+        return self._add_part(kind, text="", time={"start": self._time})
+
+    def _set_text(self, message: Message) -> Json:
+        part = self._text_part("text")
+        part["text"] = text_of(message)
+        self._unsent = ""
+        return _updated(part)
+
+    def _grow(self, event: Json) -> Changes:
         if not self._is_answering():
             return []
         kind = event["type"].removesuffix("_delta")
-        part = self._part(kind, time)
+        part = self._text_part(kind)
         part["text"] += event["text"]
         self._unsent += event["text"]
         if len(self._unsent) * SHARE < len(part["text"]):
@@ -205,16 +248,19 @@ class View:
 
     def _add_call(self, call: Json) -> Json:
         function = call["function"]
-        raw = function["arguments"]
         arguments: Json = {}
-        with suppress(ValueError):  # as the model has written it
-            arguments = json.loads(raw)
-        state = {"status": "pending", "input": arguments, "raw": raw}
-        part = self._add_part("tool", callID=call["id"], tool=function["name"], state=state)
+        with suppress(ValueError):  # they are as the model has written them
+            arguments = json.loads(function["arguments"])
+        part = self._add_part(
+            "tool",
+            callID=call["id"],
+            tool=function["name"],
+            state={"status": "pending", "input": arguments, "raw": function["arguments"]},
+        )
         self._calls[call["id"]] = part
-        return part
+        return _updated(part)
 
-    def _start_call(self, event: Json, time: int) -> list[Json]:
+    def _start_call(self, event: Json) -> Changes:
         part = self._calls.get(event["id"])
         if part is None:
             return []
@@ -222,156 +268,132 @@ class View:
             "status": "running",
             "input": event["arguments"],
             "title": event["title"],
-            "metadata": {"output": ""},
-            "time": {"start": time},
+            "time": {"start": self._time},
         }
         return [_updated(part)]
 
-    def _update_call(self, event: Json, time: int) -> list[Json]:
-        part = self._calls.get(event["id"])
-        if part is None or part["state"]["status"] != "running":
-            return []
-        metadata = part["state"]["metadata"]
-        metadata["output"] = (metadata["output"] + event["text"])[-TAIL:]
-        return [_updated(part)]
+    def _end_tool(self, event: Json) -> Changes:
+        return self._end_call(event["id"], event["result"], event["is_error"])
 
-    def _end_tool(self, event: Json, time: int) -> list[Json]:
-        result = event["result"]
-        return self._end_call(event["id"], result, event["is_error"], time)
-
-    def _end_call(self, call_id: str, result: Json, is_error: bool, time: int) -> list[Json]:
+    def _end_call(self, call_id: str, result: Json, is_error: bool | None) -> Changes:
         """`result` has the content, and what the tool has for programs."""
-        part = self._calls.get(call_id)
-        if part is None or part["state"]["status"] in ("completed", "error"):
+        part = self._calls.pop(call_id, None)
+        if part is None:
             return []
         before = part["state"]
-        text = text_of(result)
+        started = before.get("time", {}).get("start", self._time)
         state = {
             "input": before["input"],
             "metadata": result.get("details") or {},
-            "time": before.get("time", {"start": time}) | {"end": time},
+            "time": {"start": started, "end": self._time},
         }
+        text = text_of(result)
         if is_error:
-            part["state"] = state | {"status": "error", "error": text}
+            state["status"] = "error"
+            state["error"] = text
         else:
-            title = before.get("title", part["tool"])
-            part["state"] = state | {"status": "completed", "output": text, "title": title}
+            state["status"] = "completed"
+            state["output"] = text
+            state["title"] = before.get("title", part["tool"])
+        part["state"] = state
         return [_updated(part)]
 
     # -- questions
 
-    def _ask_permission(self, event: Json, time: int) -> list[Json]:
-        if event["type"] == "doom_loop":
-            kind = "doom_loop"
-            pattern = event["name"]
-            remember = ""
-        else:
-            kind = event["permission"]
-            pattern = event["pattern"]
-            remember = event["remember"]
-        message_id = self.messages[-1]["info"]["id"]
+    def _ask_permission(self, event: Json) -> Changes:
+        kind = event.get("permission", "doom_loop")
+        pattern = event.get("pattern") or event["name"]
+        remember = event.get("remember", "")
+        call = self._place_of_call(event)
         asked = {
             "id": event["id"],
-            "sessionID": self.live.info.id,
+            "sessionID": self.session_id,
             "metadata": {"diff": event.get("detail", ""), "why": event.get("why", "")},
-            # Of the first version
-            "messageID": message_id,
-            "callID": event["call_id"],
+            # of the first version
             "type": kind,
             "pattern": remember or pattern,
             "title": pattern,
-            "time": {"created": time},
-            # Of the second
+            "time": {"created": self._time},
+            # of the second
             "permission": kind,
             "patterns": [pattern],
             "always": [remember] if remember else [],
-            "tool": {"messageID": message_id, "callID": event["call_id"]},
+            "tool": call,
         }
+        asked |= call
         self.permissions[event["id"]] = asked
         return [_event("permission.updated", **asked), _event("permission.asked", **asked)]
 
-    def _ask_question(self, event: Json, time: int) -> list[Json]:
-        options = [{"label": option, "description": ""} for option in event["options"]]
-        question = {"question": event["question"], "header": "", "options": options}
+    def _ask_question(self, event: Json) -> Changes:
+        question = {
+            "question": event["question"],
+            "header": "",
+            "options": [{"label": option, "description": ""} for option in event["options"]],
+            "custom": True,
+        }
         asked = {
             "id": event["id"],
-            "sessionID": self.live.info.id,
-            "questions": [question | {"custom": True}],
-            "tool": {"messageID": self.messages[-1]["info"]["id"], "callID": event["call_id"]},
+            "sessionID": self.session_id,
+            "questions": [question],
+            "tool": self._place_of_call(event),
         }
         self.questions[event["id"]] = asked
         return [_event("question.asked", **asked)]
 
-    def _close_question(self, event: Json, time: int) -> list[Json]:
+    def _place_of_call(self, event: Json) -> Json:
+        return {"messageID": self._newest()["info"]["id"], "callID": event["call_id"]}
+
+    def _close_question(self, event: Json) -> Changes:
         question_id = event["id"]
         answer = event["answer"]
-        place = {"sessionID": self.live.info.id, "requestID": question_id}
+        closed = {"sessionID": self.session_id, "requestID": question_id}
         if self.questions.pop(question_id, None):
-            return [_event("question.replied", answers=[[answer]], **place)]
+            return [_event("question.replied", answers=[[answer]], **closed)]
         self.permissions.pop(question_id, None)
         word = "reject" if answer == "no" else answer
-        more = {"permissionID": question_id, "response": word, "reply": word}
-        return [_event("permission.replied", **place, **more)]
+        closed |= {"reply": word}
+        closed |= {"permissionID": question_id, "response": word}  # of the first version
+        return [_event("permission.replied", **closed)]
 
     # -- the state of the run
 
-    def _set_status(self, event: Json, time: int) -> list[Json]:
-        word = event["status"]
-        if word == self._status or word == "retry":  # `_retry` says more
-            return []
-        return self._new_status(word)
+    def _start_run(self, event: Json) -> Changes:
+        return [self._status("busy")]
 
-    def _new_status(self, word: str, **more: Any) -> list[Json]:
-        self._status = word
-        status = {"type": word} | more
-        return [_event("session.status", sessionID=self.live.info.id, status=status)]
+    def _status(self, word: str) -> Json:
+        return _event("session.status", sessionID=self.session_id, status={"type": word})
 
-    def _retry(self, event: Json, time: int) -> list[Json]:
-        wait = int(event["delay"] * 1000)
-        message = event["error"]["message"]
-        return self._new_status(
-            "retry", attempt=event["attempt"], message=message, next=time + wait
-        )
-
-    def _compacted(self, event: Json, time: int) -> list[Json]:
-        return [_event("session.compacted", sessionID=self.live.info.id)]
-
-    def _end_run(self, event: Json, time: int) -> list[Json]:
-        self.permissions.clear()
-        self.questions.clear()
-        session_id = self.live.info.id
-        changes = self._new_status("idle")
+    def _end_run(self, event: Json) -> Changes:
+        self._forget_questions()
+        changes = [self._status("idle")]
         reason = event.get("stop_reason", "error")  # `failed` has none
         if reason in ("aborted", "error"):
             name = "MessageAbortedError" if reason == "aborted" else "UnknownError"
-            error = {"name": name, "data": {"message": event["text"]}}
-            changes.append(_event("session.error", sessionID=session_id, error=error))
-            if self.messages and self.messages[-1]["info"]["role"] == "assistant":
-                self.messages[-1]["info"]["error"] = error
+            error = _error(name, event["text"])
+            changes.append(_event("session.error", sessionID=self.session_id, error=error))
+            if self.messages:
+                self._newest()["info"]["error"] = error
                 changes.append(self._changed())
-        return [*changes, _event("session.idle", sessionID=session_id)]
+        changes.append(_event("session.idle", sessionID=self.session_id))
+        return changes
 
 
-HANDLERS: dict[str, Callable[[View, Json, int], list[Json]]] = {
-    "message_start": View._begin_answer,
+HANDLERS: dict[str, Callable[[View, Json], Changes]] = {
+    "message_start": View._start_message,
     "message_end": View._end_message,
     "text_delta": View._grow,
     "reasoning_delta": View._grow,
     "step_end": View._end_step,
     "tool_start": View._start_call,
-    "tool_update": View._update_call,
     "tool_end": View._end_tool,
     "permission_asked": View._ask_permission,
     "doom_loop": View._ask_permission,
     "question_asked": View._ask_question,
     "answered": View._close_question,
-    "status": View._set_status,
-    "retry": View._retry,
-    "compacted": View._compacted,
+    "run_start": View._start_run,
     "run_end": View._end_run,
     "failed": View._end_run,
 }
-ASKING = {"nested", "permission_asked", "doom_loop", "question_asked"}
 
 
 def _event(kind: str, /, **properties: Any) -> Json:
@@ -382,16 +404,15 @@ def _updated(part: Json, **more: Any) -> Json:
     return _event("message.part.updated", part=part, **more)
 
 
-def _place_of(part: Json) -> Json:
-    return {name: part[name] for name in ("sessionID", "messageID")}
+def _error(name: str, text: str) -> Json:
+    return {"name": name, "data": {"message": text}}
 
 
 def _tokens(usage: Json) -> Json:
-    """Of a `usage` of ours; all 0 if it is not known yet."""
-    tokens = {
+    """Of a `usage` of ours; 0 for what is not known."""
+    return {
         "input": usage.get("input", 0),
         "output": usage.get("output", 0),
         "reasoning": usage.get("reasoning", 0),
         "cache": {"read": usage.get("cached", 0), "write": 0},
     }
-    return {"tokens": tokens, "cost": usage.get("cost") or 0}

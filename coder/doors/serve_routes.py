@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping
+from operator import itemgetter
 from typing import Any
 from urllib.parse import unquote
 
@@ -111,17 +112,9 @@ async def begin_run(request: Request) -> Live:
     unknown = sorted(body.keys() - PROMPT)
     if unknown:
         raise HTTPException(400, f"{unknown[0]!r} is not supported; known: {sorted(PROMPT)}")
-    texts: list[str] = []
-    images: list[Json] = []
     try:
-        for part in body["parts"]:
-            if part["type"] == "text":
-                texts.append(str(part["text"]))
-            elif part["type"] == "file" and part["url"].startswith("data:image/"):
-                images.append({"type": "image_url", "image_url": {"url": part["url"]}})
-            else:
-                raise HTTPException(400, "a part is a text, or a file that is a data:image/ URL")
         model = str((body.get("model") or {}).get("modelID", ""))
+        texts, images = parts_of(body["parts"])
     except (LookupError, TypeError, AttributeError):
         form = '{"parts": [{"type": "text", "text": "..."}]}'
         raise HTTPException(400, f"a prompt has the form {form}") from None
@@ -131,6 +124,21 @@ async def begin_run(request: Request) -> Live:
     agent = str(body.get("agent") or "")
     await sessions_of(request).prompt(live, text, images, agent, model)
     return live
+
+
+def parts_of(parts: list[Json]) -> tuple[list[str], list[Json]]:
+    """The texts and the images of a prompt. Raises HTTPException."""
+    texts: list[str] = []
+    images: list[Json] = []
+    for part in parts:
+        kind = part["type"]
+        if kind == "text":
+            texts.append(str(part["text"]))
+        elif kind == "file" and part["url"].startswith("data:image/"):
+            images.append({"type": "image_url", "image_url": {"url": part["url"]}})
+        else:
+            raise HTTPException(400, "a part is a text, or a file with a data:image/ URL")
+    return texts, images
 
 
 async def abort(request: Request) -> Response:
@@ -184,9 +192,10 @@ def reply_to_permission(
     request: Request, question_id: str, word: Any, reason: Any = ""
 ) -> Response:
     """Raises HTTPException, and UnknownError if it does not wait."""
-    if word not in WORDS:
+    answer = WORDS.get(str(word))
+    if answer is None:
         raise HTTPException(400, f"the answer is one of {', '.join(WORDS)}")
-    sessions_of(request).answer(question_id, WORDS[word], str(reason))
+    sessions_of(request).answer(question_id, answer, str(reason))
     return JSONResponse(True)
 
 
@@ -215,12 +224,6 @@ async def reply_question(request: Request) -> Response:
     return JSONResponse(True)
 
 
-async def reject_question(request: Request) -> Response:
-    """Leave a question of the model without an answer."""
-    sessions_of(request).answer(request.path_params["requestID"], "")
-    return JSONResponse(True)
-
-
 # ---- streams -------------------------------------------------------------------------------------
 
 
@@ -242,7 +245,8 @@ async def follow_session(request: Request) -> Response:
 
 async def own_events(sessions: Sessions, live: Live, number: int) -> AsyncIterator[str]:
     """The events of a session after this number. If they are no longer there: the history."""
-    while not sessions.is_closing:
+    is_open = True
+    while is_open:
         seen = sessions.number
         if number < live.start or number < 0:
             number = live.start
@@ -250,7 +254,8 @@ async def own_events(sessions: Sessions, live: Live, number: int) -> AsyncIterat
         for entry in live.since(number):
             number = entry.number
             yield frame(entry.event, sessions.id_of(number))
-        if not await sessions.wait(seen):
+        is_open = await sessions.wait(seen)
+        if sessions.number == seen:
             yield ": alive\n\n"
 
 
@@ -258,28 +263,36 @@ async def all_events(sessions: Sessions, number: int) -> AsyncIterator[str]:
     """What changes in all sessions after this number."""
     views: dict[str, View] = {}
     yield frame({"type": "server.connected", "properties": {}})
-    while not sessions.is_closing:
+    is_open = True
+    while is_open:
         seen = sessions.number
-        entries = []
-        for session_id, live in list(sessions.live.items()):
+        frames: list[tuple[int, str]] = []
+        for live in sessions.live.values():
+            session_id = live.info.id
             if session_id not in views:
-                views[session_id] = View(live)
-                before = live.entries[: len(live.entries) - len(live.since(number))]
-                for entry in before:
-                    views[session_id].follow(entry.event, entry.time)
-            elif number < live.start:
-                for change in views[session_id].show(live.base):
-                    yield frame(change)
-            entries += [(entry, views[session_id]) for entry in live.since(number)]
-        for entry, view in sorted(entries, key=lambda pair: pair[0].number):
-            changes = view.follow(entry.event, entry.time)
-            for change in changes:
-                # The last one has the id: a client has an event whole, or gets it again
-                is_last = change is changes[-1]
-                yield frame(change, sessions.id_of(entry.number) if is_last else "")
+                views[session_id] = view_of(live, number)
+            frames += frames_of(sessions, views[session_id], number)
+        for _, text in sorted(frames, key=itemgetter(0)):
+            yield text
         number = seen
-        if not await sessions.wait(seen):
+        is_open = await sessions.wait(seen)
+        if sessions.number == seen:
             yield ": alive\n\n"
+
+
+def frames_of(sessions: Sessions, view: View, number: int) -> list[tuple[int, str]]:
+    """What changes in a session after this number; each with its number."""
+    frames = []
+    if view.start != view.live.start:
+        frames += [(view.live.start, frame(change)) for change in view.show_again()]
+    for entry in view.live.since(number):
+        changes = view.follow(entry.event, entry.time)
+        for change in changes:
+            # The last one has the id: a client that comes back gets none of them, or all again
+            is_last = change is changes[-1]
+            event_id = sessions.id_of(entry.number) if is_last else ""
+            frames.append((entry.number, frame(change, event_id)))
+    return frames
 
 
 def frame(event: Mapping[str, Any], event_id: str = "") -> str:
@@ -288,23 +301,28 @@ def frame(event: Mapping[str, Any], event_id: str = "") -> str:
     return f"{head}data: {json.dumps(event)}\n\n"
 
 
+GET = {
+    "/session": list_sessions,
+    "/session/status": list_status,
+    "/session/{id}": get_session,
+    "/session/{id}/message": list_messages,
+    "/session/{id}/event": follow_session,
+    "/permission": list_permissions,
+    "/question": list_questions,
+    "/event": follow_all,
+}
+POST = {
+    "/session": create_session,
+    "/session/{id}/message": prompt,
+    "/session/{id}/prompt_async": prompt_async,
+    "/session/{id}/abort": abort,
+    "/session/{id}/revert": revert,
+    "/session/{id}/unrevert": unrevert,
+    "/session/{id}/permissions/{permissionID}": reply_of_session,
+    "/permission/{requestID}/reply": reply_permission,
+    "/question/{requestID}/reply": reply_question,
+}
 ROUTES = [
-    Route("/session", create_session, methods=["POST"]),
-    Route("/session", list_sessions, methods=["GET"]),
-    Route("/session/status", list_status, methods=["GET"]),
-    Route("/session/{id}", get_session, methods=["GET"]),
-    Route("/session/{id}/message", prompt, methods=["POST"]),
-    Route("/session/{id}/message", list_messages, methods=["GET"]),
-    Route("/session/{id}/prompt_async", prompt_async, methods=["POST"]),
-    Route("/session/{id}/abort", abort, methods=["POST"]),
-    Route("/session/{id}/revert", revert, methods=["POST"]),
-    Route("/session/{id}/unrevert", unrevert, methods=["POST"]),
-    Route("/session/{id}/permissions/{permissionID}", reply_of_session, methods=["POST"]),
-    Route("/session/{id}/event", follow_session, methods=["GET"]),
-    Route("/permission", list_permissions, methods=["GET"]),
-    Route("/permission/{requestID}/reply", reply_permission, methods=["POST"]),
-    Route("/question", list_questions, methods=["GET"]),
-    Route("/question/{requestID}/reply", reply_question, methods=["POST"]),
-    Route("/question/{requestID}/reject", reject_question, methods=["POST"]),
-    Route("/event", follow_all, methods=["GET"]),
+    *(Route(path, endpoint, methods=["GET"]) for path, endpoint in GET.items()),
+    *(Route(path, endpoint, methods=["POST"]) for path, endpoint in POST.items()),
 ]

@@ -225,10 +225,11 @@ class Sessions:
 
     async def close(self) -> None:
         """End all runs, and release the sessions. Streams end, too."""
+        for live in self.live.values():
+            await self.abort(live)
         self.is_closing = True
         self._wake()
         for live in self.live.values():
-            await self.abort(live)
             if live.session:
                 await asyncio.to_thread(live.session.close)
         self.store.close()
@@ -256,11 +257,11 @@ class Sessions:
         self._news = asyncio.Event()
 
     async def wait(self, seen: int) -> bool:
-        """Wait until there is a newer event than `seen`; False if there is none for some time."""
+        """Wait for a newer event than `seen`, but not for long; False if none will ever come."""
         if self.number == seen and not self.is_closing:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), ALIVE)
-        return self.number != seen
+        return self.number != seen or not self.is_closing
 
     def id_of(self, number: int) -> str:
         """The id of an event in a stream."""
