@@ -30,8 +30,8 @@ def reply_by_prompt(body: Body) -> Reply:
         write = ("write", {"path": "made.txt", "content": "one\n<b>two</b>\n"})
         command = ("bash", {"command": "touch by-command.txt"})
         return Reply("I **write** it.", calls=[write, command])
-    if "outside" in words and not has_results:  # two questions: the folder, and the file
-        return Reply(calls=[("write", {"path": "../out/made.txt", "content": "x\n"})])
+    if "outside" in words and not has_results:  # two questions: the folder, and the secrets in it
+        return Reply(calls=[("read", {"path": "../home/.env"})])
     if "colour" in words and not has_results:
         question = {"question": "Which one?", "options": ["red", "blue"]}
         return Reply(calls=[("ask_user", question)])
