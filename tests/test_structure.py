@@ -57,6 +57,7 @@ OF_SERVE = {
     "coder.doors.serve",
     "coder.doors.serve_openapi",
     "coder.doors.serve_opencode",
+    "coder.doors.serve_questions",
     "coder.doors.serve_routes",
     "coder.doors.serve_sessions",
 }

@@ -1,7 +1,8 @@
 """`coder serve`: the agent over HTTP, for clients of opencode's API, curl, and a page.
 
 Read this first: who may ask for what. The rest: serve_sessions.py (what runs, what is shown),
-serve_routes.py, serve_opencode.py (the form of opencode's API), serve_openapi.py.
+serve_routes.py, serve_opencode.py and serve_questions.py (the form of opencode's API),
+serve_openapi.py, serve_page.html.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coder.doors.serve_openapi import openapi
 from coder.doors.serve_routes import ROUTES
-from coder.doors.serve_sessions import ConflictError, Sessions, UnknownError
+from coder.doors.serve_sessions import Sessions
 from coder.sessions.store import Store
 from coder.types import CoderError
 
@@ -34,13 +35,15 @@ PAGE = Path(__file__).with_name("serve_page.html").read_text()
 SCRIPT = re.findall(r"(?s)<script>(.*?)</script>", PAGE)[0]
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 ANY = ("0.0.0.0", "::")  # of a machine whose names are not known here
-NAMES = {400: "BadRequest", 401: "Unauthorized", 404: "NotFoundError"}
 
 
 def problem(status: int, text: str) -> JSONResponse:
     """An error in the form of opencode's API."""
-    name = NAMES.get(status) or HTTPStatus(status).phrase.title().replace(" ", "")
-    return JSONResponse({"name": name, "data": {"message": text}}, status)
+    body = {
+        "name": HTTPStatus(status).phrase,
+        "data": {"message": text},
+    }
+    return JSONResponse(body, status)
 
 
 class Guard:
@@ -80,13 +83,13 @@ class Guard:
 
 async def page(request: Request) -> Response:
     """The page for a browser."""
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    digest = hashlib.sha256(SCRIPT.encode()).digest()
+    script = base64.b64encode(digest).decode()
     policy = (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'unsafe-inline'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    headers = {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
-    return HTMLResponse(PAGE, headers=headers)
+    return HTMLResponse(PAGE, headers={"Content-Security-Policy": policy})
 
 
 async def describe(request: Request) -> Response:
@@ -96,20 +99,27 @@ async def describe(request: Request) -> Response:
 
 async def explain(request: Request, error: Exception) -> Response:
     """The answer to a request that cannot be met."""
-    if isinstance(error, HTTPException):
-        return problem(error.status_code, error.detail)
-    if isinstance(error, UnknownError):
-        return problem(404, str(error))
-    if isinstance(error, ConflictError):
-        return problem(409, str(error))
-    return problem(400, str(error))
+    status = getattr(error, "status", 400)
+    return problem(status, str(error))
+
+
+async def explain_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return problem(error.status_code, error.detail)
 
 
 def application(sessions: Sessions, token: str, hosts: Sequence[str]) -> ASGIApp:
     """`hosts`: the names in a Host header; none: all."""
+    own = [
+        Route("/", page),
+        Route("/doc", describe),
+    ]
     app = Starlette(
-        routes=[Route("/", page), Route("/doc", describe), *ROUTES],
-        exception_handlers={HTTPException: explain, CoderError: explain},
+        routes=own + ROUTES,
+        exception_handlers={
+            HTTPException: explain_http,
+            CoderError: explain,
+        },
     )
     app.state.sessions = sessions
     return Guard(app, token, hosts)
@@ -133,7 +143,9 @@ class Server(uvicorn.Server):
 def serve(cwd: Path, store: Store, listener: socket.socket, host: str, token: str) -> None:
     """Serve until a signal ends it."""
     sessions = Sessions(cwd, store)
-    hosts = () if host in ANY else (*LOOPBACK, host.lower())
+    hosts: list[str] = []
+    if host not in ANY:
+        hosts = [*LOOPBACK, host.lower()]
     config = uvicorn.Config(
         application(sessions, token, hosts),
         access_log=False,

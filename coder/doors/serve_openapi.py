@@ -59,7 +59,6 @@ BODIES: dict[str, Schema] = {
     "reply_question": {"answers": TEXTS_OF_QUESTIONS},
 }
 BODIES["prompt_async"] = BODIES["prompt"]
-STREAMS = {"follow_session": "#/components/schemas/Event", "follow_all": ""}
 
 
 def openapi(routes: Sequence[Route]) -> Schema:
@@ -86,9 +85,11 @@ def operation(route: Route) -> Schema:
     """What a route takes and gives."""
     name = route.endpoint.__name__
     media: Schema = {"application/json": {}}
-    if name in STREAMS:
-        reference = STREAMS[name]
-        media = {"text/event-stream": {"schema": {"$ref": reference}} if reference else {}}
+    if name == "follow_all":
+        media = {"text/event-stream": {}}  # in opencode's form
+    if name == "follow_session":
+        event = {"$ref": "#/components/schemas/Event"}
+        media = {"text/event-stream": {"schema": event}}
     found: Schema = {
         "operationId": name,
         "summary": (route.endpoint.__doc__ or "").strip().splitlines()[0],
@@ -121,8 +122,11 @@ def schemas() -> Schema:
     found: Schema = {}
     for kind in kinds:
         schema_of(kind, found)
-    message = {"name": TEXT, "data": {"type": "object", "properties": {"message": TEXT}}}
-    found["Problem"] = {"type": "object", "properties": message}
+    text = {"type": "object", "properties": {"message": TEXT}}
+    found["Problem"] = {
+        "type": "object",
+        "properties": {"name": TEXT, "data": text},
+    }
     found["Event"] = {"oneOf": [reference(kind) for kind in kinds]}
     return found
 

@@ -2,8 +2,7 @@
 
 A View follows the events of a session, and answers each with events in that form: messages whose
 parts (texts, thoughts, tool calls) grow. It is made anew for each client, of what the session
-shows; the id of a message is its place in the list. Questions have the fields of both versions of
-the API.
+shows; the id of a message is its place in the list.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from coder.doors.serve_questions import permission_of, question_of
 from coder.doors.serve_sessions import Live
 from coder.history import calls_of, text_of
-from coder.sessions.store import SessionInfo
 from coder.types import Message
 
 Json = dict[str, Any]
@@ -24,20 +23,6 @@ Changes = list[Json]  # events in opencode's form
 PROVIDER = "coder"
 ASKING = {"nested", "permission_asked", "doom_loop", "question_asked"}
 SHARE = 50  # a text, which is sent as a whole each time, is sent once it has grown by 1/SHARE
-
-
-def session_of(info: SessionInfo) -> Json:
-    shown: Json = {
-        "id": info.id,
-        "projectID": info.directory,
-        "directory": info.directory,
-        "title": info.title or info.first,
-        "version": "1",
-        "time": {"created": info.created, "updated": info.updated},
-    }
-    if info.parent:
-        shown["parentID"] = info.parent
-    return shown
 
 
 def view_of(live: Live, last: int | None = None) -> View:
@@ -69,13 +54,13 @@ class View:
         changes = []
         for each in self.messages:
             message_id = each["info"]["id"]
-            change = _event("message.removed", sessionID=self.session_id, messageID=message_id)
-            changes.append(change)
+            changes.append(self._event("message.removed", messageID=message_id))
         self.messages.clear()
         self._forget_questions()
         self._calls.clear()
         for message in self.live.base:
-            changes += self.follow({"type": "message_end", "message": message}, 0)
+            event = {"type": "message_end", "message": message}
+            changes += self.follow(event, 0)
         return changes
 
     def follow(self, event: Json, time: int) -> Changes:
@@ -89,6 +74,14 @@ class View:
         if handler is None:
             return []
         return handler(self, event)
+
+    def _event(self, kind: str, /, **properties: Any) -> Json:
+        """An event in opencode's form."""
+        place = {"sessionID": self.session_id}
+        return {"type": kind, "properties": place | properties}
+
+    def _updated(self, part: Json, **more: Any) -> Json:
+        return self._event("message.part.updated", part=part, **more)
 
     def _forget_questions(self) -> None:
         self.permissions.clear()
@@ -119,7 +112,7 @@ class View:
 
     def _changed(self) -> Json:
         """The newest message has changed."""
-        return _event("message.updated", info=self._newest()["info"])
+        return self._event("message.updated", info=self._newest()["info"])
 
     def _start_message(self, event: Json) -> Changes:
         message = event["message"]
@@ -136,8 +129,9 @@ class View:
         message_id = message["info"]["id"]
         changes = []
         for part in removed:
-            place = {"sessionID": self.session_id, "messageID": message_id, "partID": part["id"]}
-            changes.append(_event("message.part.removed", **place))
+            part_id = part["id"]
+            change = self._event("message.part.removed", messageID=message_id, partID=part_id)
+            changes.append(change)
         return changes
 
     def _begin_answer(self, message: Message) -> Json:
@@ -229,7 +223,7 @@ class View:
         part = self._text_part("text")
         part["text"] = text_of(message)
         self._unsent = ""
-        return _updated(part)
+        return self._updated(part)
 
     def _grow(self, event: Json) -> Changes:
         if not self._is_answering():
@@ -242,7 +236,7 @@ class View:
             return []
         delta = self._unsent
         self._unsent = ""
-        return [_updated(part, delta=delta)]
+        return [self._updated(part, delta=delta)]
 
     # -- tools
 
@@ -251,14 +245,19 @@ class View:
         arguments: Json = {}
         with suppress(ValueError):  # they are as the model has written them
             arguments = json.loads(function["arguments"])
+        state = {
+            "status": "pending",
+            "input": arguments,
+            "raw": function["arguments"],
+        }
         part = self._add_part(
             "tool",
             callID=call["id"],
             tool=function["name"],
-            state={"status": "pending", "input": arguments, "raw": function["arguments"]},
+            state=state,
         )
         self._calls[call["id"]] = part
-        return _updated(part)
+        return self._updated(part)
 
     def _start_call(self, event: Json) -> Changes:
         part = self._calls.get(event["id"])
@@ -270,7 +269,7 @@ class View:
             "title": event["title"],
             "time": {"start": self._time},
         }
-        return [_updated(part)]
+        return [self._updated(part)]
 
     def _end_tool(self, event: Json) -> Changes:
         return self._end_call(event["id"], event["result"], event["is_error"])
@@ -281,11 +280,12 @@ class View:
         if part is None:
             return []
         before = part["state"]
-        started = before.get("time", {}).get("start", self._time)
+        times = before.get("time") or {"start": self._time}
+        times["end"] = self._time
         state = {
             "input": before["input"],
             "metadata": result.get("details") or {},
-            "time": {"start": started, "end": self._time},
+            "time": times,
         }
         text = text_of(result)
         if is_error:
@@ -296,64 +296,47 @@ class View:
             state["output"] = text
             state["title"] = before.get("title", part["tool"])
         part["state"] = state
-        return [_updated(part)]
+        return [self._updated(part)]
 
     # -- questions
 
     def _ask_permission(self, event: Json) -> Changes:
-        kind = event.get("permission", "doom_loop")
-        pattern = event.get("pattern") or event["name"]
-        remember = event.get("remember", "")
-        call = self._place_of_call(event)
-        asked = {
-            "id": event["id"],
-            "sessionID": self.session_id,
-            "metadata": {"diff": event.get("detail", ""), "why": event.get("why", "")},
-            # of the first version
-            "type": kind,
-            "pattern": remember or pattern,
-            "title": pattern,
-            "time": {"created": self._time},
-            # of the second
-            "permission": kind,
-            "patterns": [pattern],
-            "always": [remember] if remember else [],
-            "tool": call,
-        }
-        asked |= call
+        asked = permission_of(event, self._call_of(event), self._time)
         self.permissions[event["id"]] = asked
-        return [_event("permission.updated", **asked), _event("permission.asked", **asked)]
+        return [
+            self._event("permission.updated", **asked),  # of the first version
+            self._event("permission.asked", **asked),
+        ]
 
     def _ask_question(self, event: Json) -> Changes:
-        question = {
-            "question": event["question"],
-            "header": "",
-            "options": [{"label": option, "description": ""} for option in event["options"]],
-            "custom": True,
-        }
-        asked = {
-            "id": event["id"],
-            "sessionID": self.session_id,
-            "questions": [question],
-            "tool": self._place_of_call(event),
-        }
+        asked = question_of(event, self._call_of(event))
         self.questions[event["id"]] = asked
-        return [_event("question.asked", **asked)]
+        return [self._event("question.asked", **asked)]
 
-    def _place_of_call(self, event: Json) -> Json:
-        return {"messageID": self._newest()["info"]["id"], "callID": event["call_id"]}
+    def _call_of(self, event: Json) -> Json:
+        """The place of the call that a question belongs to."""
+        return {
+            "sessionID": self.session_id,
+            "messageID": self._newest()["info"]["id"],
+            "callID": event["call_id"],
+        }
 
     def _close_question(self, event: Json) -> Changes:
         question_id = event["id"]
         answer = event["answer"]
-        closed = {"sessionID": self.session_id, "requestID": question_id}
         if self.questions.pop(question_id, None):
-            return [_event("question.replied", answers=[[answer]], **closed)]
+            answers = [[answer]]
+            return [self._event("question.replied", requestID=question_id, answers=answers)]
         self.permissions.pop(question_id, None)
         word = "reject" if answer == "no" else answer
-        closed |= {"reply": word}
-        closed |= {"permissionID": question_id, "response": word}  # of the first version
-        return [_event("permission.replied", **closed)]
+        closed = {
+            "requestID": question_id,
+            "reply": word,
+            # of the first version
+            "permissionID": question_id,
+            "response": word,
+        }
+        return [self._event("permission.replied", **closed)]
 
     # -- the state of the run
 
@@ -361,7 +344,7 @@ class View:
         return [self._status("busy")]
 
     def _status(self, word: str) -> Json:
-        return _event("session.status", sessionID=self.session_id, status={"type": word})
+        return self._event("session.status", status={"type": word})
 
     def _end_run(self, event: Json) -> Changes:
         self._forget_questions()
@@ -370,11 +353,11 @@ class View:
         if reason in ("aborted", "error"):
             name = "MessageAbortedError" if reason == "aborted" else "UnknownError"
             error = _error(name, event["text"])
-            changes.append(_event("session.error", sessionID=self.session_id, error=error))
+            changes.append(self._event("session.error", error=error))
             if self.messages:
                 self._newest()["info"]["error"] = error
                 changes.append(self._changed())
-        changes.append(_event("session.idle", sessionID=self.session_id))
+        changes.append(self._event("session.idle"))
         return changes
 
 
@@ -394,14 +377,6 @@ HANDLERS: dict[str, Callable[[View, Json], Changes]] = {
     "run_end": View._end_run,
     "failed": View._end_run,
 }
-
-
-def _event(kind: str, /, **properties: Any) -> Json:
-    return {"type": kind, "properties": properties}
-
-
-def _updated(part: Json, **more: Any) -> Json:
-    return _event("message.part.updated", part=part, **more)
 
 
 def _error(name: str, text: str) -> Json:

@@ -17,13 +17,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from coder.doors.serve_opencode import Json, View, session_of, view_of
-from coder.doors.serve_sessions import History, Live, Sessions, real_folder
+from coder.doors.serve_opencode import Json, View, view_of
+from coder.doors.serve_sessions import History, Live, Prompt, Sessions, real_folder
+from coder.sessions.store import SessionInfo
 
 MAX_BODY = 10_000_000  # bytes: images are in it
 PROMPT = {"parts", "agent", "model"}  # members of a prompt
 WORDS = {"once": "once", "always": "always", "reject": "no"}  # opencode's, and ours
 EVENTS = "text/event-stream"
+ALIVE = ": alive\n\n"  # a comment, which clients ignore
+
+Frame = tuple[int, str]  # an event as a stream has it, with its number
 
 
 def sessions_of(request: Request) -> Sessions:
@@ -55,21 +59,38 @@ async def body_of(request: Request) -> Json:
 # ---- sessions ------------------------------------------------------------------------------------
 
 
+def session_of(info: SessionInfo) -> Json:
+    shown: Json = {
+        "id": info.id,
+        "projectID": info.directory,
+        "directory": info.directory,
+        "title": info.title or info.first,
+        "version": "1",
+        "time": {"created": info.created, "updated": info.updated},
+    }
+    if info.parent:
+        shown["parentID"] = info.parent
+    return shown
+
+
 async def create_session(request: Request) -> Response:
     """Begin a session in a folder."""
     sessions = sessions_of(request)
     await body_of(request)
     named = request.headers.get("x-opencode-directory", "")
     directory = request.query_params.get("directory") or unquote(named)
-    live = await sessions.create(real_folder(directory, sessions.cwd))
+    folder = real_folder(directory) if directory else sessions.cwd
+    live = await sessions.create(folder)
     return JSONResponse(session_of(live.info))
 
 
 async def list_sessions(request: Request) -> Response:
     """List the sessions of a folder, the newest first."""
     sessions = sessions_of(request)
-    directory = real_folder(request.query_params.get("directory", ""), sessions.cwd)
-    return JSONResponse([session_of(info) for info in sessions.infos(directory)])
+    directory = request.query_params.get("directory")
+    folder = real_folder(directory) if directory else sessions.cwd
+    infos = sessions.infos(folder)
+    return JSONResponse([session_of(info) for info in infos])
 
 
 async def get_session(request: Request) -> Response:
@@ -79,8 +100,10 @@ async def get_session(request: Request) -> Response:
 
 async def list_status(request: Request) -> Response:
     """List the sessions that are at work."""
-    busy = [live for live in sessions_of(request).live.values() if live.is_busy]
-    return JSONResponse({live.info.id: {"type": "busy"} for live in busy})
+    busy = {}
+    for live in sessions_of(request).at_work():
+        busy[live.info.id] = {"type": "busy"}
+    return JSONResponse(busy)
 
 
 async def list_messages(request: Request) -> Response:
@@ -112,33 +135,31 @@ async def begin_run(request: Request) -> Live:
     unknown = sorted(body.keys() - PROMPT)
     if unknown:
         raise HTTPException(400, f"{unknown[0]!r} is not supported; known: {sorted(PROMPT)}")
+    wanted = Prompt(agent=str(body.get("agent") or ""))
     try:
-        model = str((body.get("model") or {}).get("modelID", ""))
-        texts, images = parts_of(body["parts"])
+        for part in body["parts"]:
+            add_part(part, wanted)
+        model = body.get("model") or {}
+        wanted.model = str(model.get("modelID", ""))
     except (LookupError, TypeError, AttributeError):
         form = '{"parts": [{"type": "text", "text": "..."}]}'
         raise HTTPException(400, f"a prompt has the form {form}") from None
-    text = "\n".join(texts)
-    if not text.strip() and not images:
+    if not wanted.text.strip() and not wanted.images:
         raise HTTPException(400, "the prompt is empty")
-    agent = str(body.get("agent") or "")
-    await sessions_of(request).prompt(live, text, images, agent, model)
+    await sessions_of(request).prompt(live, wanted)
     return live
 
 
-def parts_of(parts: list[Json]) -> tuple[list[str], list[Json]]:
-    """The texts and the images of a prompt. Raises HTTPException."""
-    texts: list[str] = []
-    images: list[Json] = []
-    for part in parts:
-        kind = part["type"]
-        if kind == "text":
-            texts.append(str(part["text"]))
-        elif kind == "file" and part["url"].startswith("data:image/"):
-            images.append({"type": "image_url", "image_url": {"url": part["url"]}})
-        else:
-            raise HTTPException(400, "a part is a text, or a file with a data:image/ URL")
-    return texts, images
+def add_part(part: Json, prompt: Prompt) -> None:
+    """Add a text or an image. Raises HTTPException for another part."""
+    kind = part["type"]
+    if kind == "text":
+        prompt.text += str(part["text"]) + "\n"
+    elif kind == "file" and part["url"].startswith("data:image/"):
+        url = {"url": part["url"]}
+        prompt.images.append({"type": "image_url", "image_url": url})
+    else:
+        raise HTTPException(400, "a part is a text, or a file with a data:image/ URL")
 
 
 async def abort(request: Request) -> Response:
@@ -151,76 +172,80 @@ async def revert(request: Request) -> Response:
     """Undo the last run: its file changes and its messages."""
     live = live_of(request)
     body = await body_of(request)
-    wanted = body.get("messageID")
-    prompts = [
-        each["info"]["id"] for each in view_of(live).messages if each["info"]["role"] == "user"
-    ]
-    if wanted and wanted not in prompts[-1:]:
+    newest = ""
+    for message in view_of(live).messages:
+        if message["info"]["role"] == "user":
+            newest = message["info"]["id"]
+    if body.get("messageID", newest) != newest:
         raise HTTPException(400, "only the last run can be undone: that of the newest prompt")
-    text = await sessions_of(request).take_back(live)
-    undone = {"messageID": prompts[-1] if prompts else "", "prompt": text}
-    return JSONResponse(session_of(live.info) | {"revert": undone})
+    text = await sessions_of(request).undo(live)
+    shown = session_of(live.info)
+    shown["revert"] = {"messageID": newest, "prompt": text}
+    return JSONResponse(shown)
 
 
 async def unrevert(request: Request) -> Response:
     """Redo what was undone last."""
     live = live_of(request)
-    await sessions_of(request).take_back(live, again=True)
+    await sessions_of(request).redo(live)
     return JSONResponse(session_of(live.info))
 
 
 # ---- questions -----------------------------------------------------------------------------------
 
 
-def views_at_work(request: Request) -> list[View]:
-    return [view_of(live) for live in sessions_of(request).live.values() if live.is_busy]
-
-
 async def list_permissions(request: Request) -> Response:
     """List the permissions that are waited for, of all sessions."""
-    views = views_at_work(request)
-    return JSONResponse([asked for view in views for asked in view.permissions.values()])
+    asked: list[Json] = []
+    for live in sessions_of(request).at_work():
+        asked += view_of(live).permissions.values()
+    return JSONResponse(asked)
 
 
 async def list_questions(request: Request) -> Response:
     """List the model's questions that wait for an answer, of all sessions."""
-    views = views_at_work(request)
-    return JSONResponse([asked for view in views for asked in view.questions.values()])
-
-
-def reply_to_permission(
-    request: Request, question_id: str, word: Any, reason: Any = ""
-) -> Response:
-    """Raises HTTPException, and UnknownError if it does not wait."""
-    answer = WORDS.get(str(word))
-    if answer is None:
-        raise HTTPException(400, f"the answer is one of {', '.join(WORDS)}")
-    sessions_of(request).answer(question_id, answer, str(reason))
-    return JSONResponse(True)
+    asked: list[Json] = []
+    for live in sessions_of(request).at_work():
+        asked += view_of(live).questions.values()
+    return JSONResponse(asked)
 
 
 async def reply_of_session(request: Request) -> Response:
     """Answer a permission: once, always or reject."""
     live_of(request)  # an unknown session is an error
     body = await body_of(request)
-    return reply_to_permission(request, request.path_params["permissionID"], body.get("response"))
+    question_id = request.path_params["permissionID"]
+    sessions_of(request).answer(question_id, word_of(body, "response"))
+    return JSONResponse(True)
 
 
 async def reply_permission(request: Request) -> Response:
     """Answer a permission: once, always or reject; with reject a message for the model."""
     body = await body_of(request)
     question_id = request.path_params["requestID"]
-    return reply_to_permission(request, question_id, body.get("reply"), body.get("message", ""))
+    reason = str(body.get("message", ""))
+    sessions_of(request).answer(question_id, word_of(body, "reply"), reason)
+    return JSONResponse(True)
+
+
+def word_of(body: Json, member: str) -> str:
+    """Our word for an answer. Raises HTTPException."""
+    word = WORDS.get(str(body.get(member)))
+    if word is None:
+        raise HTTPException(400, f"{member} is one of {', '.join(WORDS)}")
+    return word
 
 
 async def reply_question(request: Request) -> Response:
     """Answer a question of the model."""
-    answers = (await body_of(request)).get("answers")
+    body = await body_of(request)
+    question_id = request.path_params["requestID"]
+    answers = body.get("answers")
     try:
-        text = "\n".join(", ".join(answer) for answer in answers)  # type: ignore[union-attr]
+        texts = [", ".join(answer) for answer in answers or ()]
     except TypeError:
         raise HTTPException(400, 'the answers have the form [["..."]]') from None
-    sessions_of(request).answer(request.path_params["requestID"], text)
+    sessions_of(request).answer(question_id, "\n".join(texts))
     return JSONResponse(True)
 
 
@@ -230,33 +255,42 @@ async def reply_question(request: Request) -> Response:
 async def follow_all(request: Request) -> Response:
     """Follow all sessions, in opencode's form; Last-Event-ID brings what was missed."""
     sessions = sessions_of(request)
-    number = sessions.number_of(request.headers.get("last-event-id", ""))
-    since = sessions.number if number is None else number
-    return StreamingResponse(all_events(sessions, since), media_type=EVENTS)
+    number = last_number(request)
+    if number is None:
+        number = sessions.number
+    stream = all_events(sessions, number)
+    return StreamingResponse(stream, media_type=EVENTS)
 
 
 async def follow_session(request: Request) -> Response:
     """Follow one session: its history and then its events; Last-Event-ID brings what was missed."""
     sessions = sessions_of(request)
-    number = sessions.number_of(request.headers.get("last-event-id", ""))
-    since = -1 if number is None else number
-    return StreamingResponse(own_events(sessions, live_of(request), since), media_type=EVENTS)
+    live = live_of(request)
+    stream = own_events(sessions, live, last_number(request))
+    return StreamingResponse(stream, media_type=EVENTS)
 
 
-async def own_events(sessions: Sessions, live: Live, number: int) -> AsyncIterator[str]:
+def last_number(request: Request) -> int | None:
+    """The number of the last event that the client has; None if this server has sent none."""
+    last = request.headers.get("last-event-id", "")
+    return sessions_of(request).number_of(last)
+
+
+async def own_events(sessions: Sessions, live: Live, number: int | None) -> AsyncIterator[str]:
     """The events of a session after this number. If they are no longer there: the history."""
     is_open = True
     while is_open:
         seen = sessions.number
-        if number < live.start or number < 0:
+        if number is None or number < live.start:
             number = live.start
-            yield frame(History(live.base).to_dict(), sessions.id_of(number))
+            history = History(live.base)
+            yield frame(history.to_dict(), sessions.id_of(number))
         for entry in live.since(number):
             number = entry.number
             yield frame(entry.event, sessions.id_of(number))
         is_open = await sessions.wait(seen)
         if sessions.number == seen:
-            yield ": alive\n\n"
+            yield ALIVE
 
 
 async def all_events(sessions: Sessions, number: int) -> AsyncIterator[str]:
@@ -266,32 +300,35 @@ async def all_events(sessions: Sessions, number: int) -> AsyncIterator[str]:
     is_open = True
     while is_open:
         seen = sessions.number
-        frames: list[tuple[int, str]] = []
-        for live in sessions.live.values():
-            session_id = live.info.id
+        frames: list[Frame] = []
+        for session_id, live in sessions.live.items():
             if session_id not in views:
                 views[session_id] = view_of(live, number)
             frames += frames_of(sessions, views[session_id], number)
-        for _, text in sorted(frames, key=itemgetter(0)):
+        frames.sort(key=itemgetter(0))
+        for _, text in frames:
             yield text
         number = seen
         is_open = await sessions.wait(seen)
         if sessions.number == seen:
-            yield ": alive\n\n"
+            yield ALIVE
 
 
-def frames_of(sessions: Sessions, view: View, number: int) -> list[tuple[int, str]]:
-    """What changes in a session after this number; each with its number."""
+def frames_of(sessions: Sessions, view: View, number: int) -> list[Frame]:
+    """What changes in a session after this number."""
+    live = view.live
     frames = []
-    if view.start != view.live.start:
-        frames += [(view.live.start, frame(change)) for change in view.show_again()]
-    for entry in view.live.since(number):
+    if view.start != live.start:
+        for change in view.show_again():
+            frames.append((live.start, frame(change)))
+    for entry in live.since(number):
         changes = view.follow(entry.event, entry.time)
         for change in changes:
             # The last one has the id: a client that comes back gets none of them, or all again
             is_last = change is changes[-1]
             event_id = sessions.id_of(entry.number) if is_last else ""
-            frames.append((entry.number, frame(change, event_id)))
+            text = frame(change, event_id)
+            frames.append((entry.number, text))
     return frames
 
 
@@ -322,7 +359,7 @@ POST = {
     "/permission/{requestID}/reply": reply_permission,
     "/question/{requestID}/reply": reply_question,
 }
-ROUTES = [
-    *(Route(path, endpoint, methods=["GET"]) for path, endpoint in GET.items()),
-    *(Route(path, endpoint, methods=["POST"]) for path, endpoint in POST.items()),
-]
+ROUTES: list[Route] = []
+for table, method in ((GET, "GET"), (POST, "POST")):
+    for path, endpoint in table.items():
+        ROUTES.append(Route(path, endpoint, methods=[method]))

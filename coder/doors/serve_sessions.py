@@ -15,9 +15,9 @@ import logging
 import os
 import secrets
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -27,21 +27,27 @@ from coder.history import now
 from coder.providers.request import copied
 from coder.session import Session
 from coder.sessions.database import StoreError
+from coder.sessions.snapshots import UndoResult
 from coder.sessions.store import SessionInfo, Store, folder_name, to_model_messages
 from coder.types import CoderError, Message
 
 log = logging.getLogger("coder.serve")
 
 MOST_EVENTS = 20_000  # of a session; before a step beyond it, they become messages
-ALIVE = 15.0  # seconds of silence, after which a stream says that it is alive
+AT_WORK = "the session is at work: abort its run, or wait for the end"
+SILENCE = 15.0  # seconds, after which a stream says that it is alive
 
 
 class UnknownError(CoderError):
     """What is asked for is not there."""
 
+    status = 404
+
 
 class ConflictError(CoderError):
     """What is asked for cannot be done now."""
+
+    status = 409
 
 
 # ---- events of the server ------------------------------------------------------------------------
@@ -67,6 +73,16 @@ class Failed(BaseEvent):
 
     type: ClassVar[Literal["failed"]] = "failed"
     text: str
+
+
+@dataclass
+class Prompt:
+    """What a client wants to be done; an agent and a model if it names them."""
+
+    text: str = ""
+    images: list[dict[str, Any]] = field(default_factory=list)
+    agent: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +115,18 @@ class Live:
 
     def since(self, number: int) -> list[Entry]:
         """The events after this number."""
-        return self.entries[bisect_right(self.entries, number, key=attrgetter("number")) :]
+        place = bisect_right(self.entries, number, key=attrgetter("number"))
+        return self.entries[place:]
 
     def shorten(self) -> None:
         """Turn the events into messages if there are too many of them."""
         if len(self.entries) <= MOST_EVENTS:
             return
-        ended = [entry.event for entry in self.entries if entry.event["type"] == "message_end"]
-        self.base = self.base + [event["message"] for event in ended]
+        messages = list(self.base)
+        for entry in self.entries:
+            if entry.event["type"] == "message_end":
+                messages.append(entry.event["message"])
+        self.base = messages
         self.start = self.entries[-1].number
         self.entries = []
 
@@ -127,8 +147,15 @@ class Sessions:
         kept = self.store.sessions(str(directory))
         ids = {info.id for info in kept}
         folder = folder_name(str(directory))
-        live = [each.info for each in self.live.values() if each.info.directory == folder]
-        return [info for info in live if info.id not in ids and not info.parent] + kept
+        new = []
+        for live in self.live.values():
+            info = live.info
+            if info.directory == folder and info.id not in ids and not info.parent:
+                new.append(info)
+        return new + kept
+
+    def at_work(self) -> list[Live]:
+        return [live for live in self.live.values() if live.is_busy]
 
     def find(self, session_id: str) -> Live:
         """A session by its id. Raises UnknownError."""
@@ -158,9 +185,10 @@ class Sessions:
     async def _open(self, live: Live) -> Session:
         """The session, to work in it. Raises ConflictError if another program writes it."""
         if live.session is None:
-            folder = live.info.directory
+            info = live.info
             try:
-                live.session = await asyncio.to_thread(Session.open, folder, resume=live.info.id)
+                opening = asyncio.to_thread(Session.open, info.directory, resume=info.id)
+                live.session = await opening
             except StoreError as error:
                 raise ConflictError(str(error)) from None
             self._show_again(live, live.session)
@@ -168,18 +196,16 @@ class Sessions:
 
     # -- what is done in a session
 
-    async def prompt(
-        self, live: Live, text: str, images: Sequence[dict[str, Any]], agent: str, model: str
-    ) -> None:
+    async def prompt(self, live: Live, wanted: Prompt) -> None:
         """Begin a run. Raises ConflictError during another one, and CoderError."""
         async with live.lock:
             if live.is_busy:
-                raise ConflictError("the session is at work: abort its run, or wait for the end")
+                raise ConflictError(AT_WORK)
             session = await self._open(live)
-            if agent or model:
-                await asyncio.to_thread(session.use, agent=agent, model=model)
+            if wanted.agent or wanted.model:
+                await asyncio.to_thread(session.use, agent=wanted.agent, model=wanted.model)
             # Begun here, not in the task: an abort counts from now on
-            events = session.aprompt(text, images)
+            events = session.aprompt(wanted.text.strip("\n"), wanted.images)
             live.run = asyncio.create_task(self._follow_run(live, events))
 
     async def _follow_run(self, live: Live, run: AsyncGenerator[Event, None]) -> None:
@@ -199,16 +225,20 @@ class Sessions:
             live.session.cancel()
             await asyncio.wait([live.run])
 
-    async def take_back(self, live: Live, again: bool = False) -> str:
-        """Undo the last run, or redo it `again`; returns the prompt of the run that was undone.
+    async def undo(self, live: Live) -> str:
+        """Undo the last run; returns its prompt. Raises ConflictError, with the reason why not."""
+        return await self._travel(live, Session.undo)
 
-        Raises ConflictError, with the reason, if that cannot be done.
-        """
+    async def redo(self, live: Live) -> None:
+        """Redo what was undone last. Raises ConflictError, with the reason why not."""
+        await self._travel(live, Session.redo)
+
+    async def _travel(self, live: Live, change: Callable[[Session], UndoResult]) -> str:
         async with live.lock:
             if live.is_busy:
-                raise ConflictError("the session is at work: abort its run first")
+                raise ConflictError(AT_WORK)
             session = await self._open(live)
-            result = await asyncio.to_thread(session.redo if again else session.undo)
+            result = await asyncio.to_thread(change, session)
             if result.problem:
                 raise ConflictError(result.problem)
             self._show_again(live, session)
@@ -240,8 +270,9 @@ class Sessions:
         """Number an event, and wake those who wait for one."""
         self.number += 1
         # As it is now: the run may change its messages later
-        shown = json.loads(json.dumps(event.to_dict(), default=str))
-        live.entries.append(Entry(self.number, now(), shown))
+        text = json.dumps(event.to_dict(), default=str)
+        entry = Entry(self.number, now(), json.loads(text))
+        live.entries.append(entry)
         self._wake()
 
     def _show_again(self, live: Live, session: Session) -> None:
@@ -260,7 +291,7 @@ class Sessions:
         """Wait for a newer event than `seen`, but not for long; False if none will ever come."""
         if self.number == seen and not self.is_closing:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), ALIVE)
+                await asyncio.wait_for(self._news.wait(), SILENCE)
         return self.number != seen or not self.is_closing
 
     def id_of(self, number: int) -> str:
@@ -275,6 +306,6 @@ class Sessions:
         return None
 
 
-def real_folder(directory: str, default: Path) -> Path:
+def real_folder(directory: str) -> Path:
     """The folder that a client names."""
-    return Path(os.path.realpath(directory)) if directory else default
+    return Path(os.path.realpath(directory))
