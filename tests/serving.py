@@ -126,7 +126,7 @@ class Served(OneShot):
         connection, answer = self.connect("GET", path, None, headers)
         with closing(connection):
             assert answer.status == 200
-            yield read_events(answer)
+            yield read_events(answer, self.key)
             answer.close()
 
     def texts(self, session: str) -> list[str]:
@@ -137,9 +137,10 @@ class Served(OneShot):
         return found
 
 
-def read_events(answer: Any) -> Iterator[tuple[str, Event]]:
+def read_events(answer: Any, key: str) -> Iterator[tuple[str, Event]]:
     event_id = ""
     for line in answer:
+        assert key.encode() not in line
         name, _, value = line.decode().rstrip("\n").partition(": ")
         if name == "id":
             event_id = value

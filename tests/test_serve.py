@@ -92,6 +92,11 @@ def test_a_question_is_answered_by_whoever_comes_first(served: Served) -> None:
     served.prompt(session, "write")
     asked = served.permission()
     path = f"/session/{session}/permissions/{asked['id']}"
+    for route, body in (
+        (path, {"response": "yes"}),
+        (f"/question/{asked['id']}/reply", {"answers": [["yes"]]}),
+    ):
+        assert served.ask("POST", route, body)[0] == 400
     assert served.ask("POST", path, {"response": "reject"}) == (200, True)
     status, problem = served.ask("POST", path, {"response": "once"})
     assert status == 404 and "waits" in problem["data"]["message"]

@@ -51,18 +51,17 @@ def main(words: Sequence[str]) -> int:
     # For the whole process, which no other program shares
     adopt_orphans()
     redact_logs(Redactor(*settings.keys))
-    port = listener.getsockname()[1]
-    if token:
-        sys.stdout.write(f"Serving http://{arguments.host}:{port}/\n")
-    else:
+    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    url = f"http://{host}:{listener.getsockname()[1]}/"
+    sys.stdout.write(f"Serving {url}\n")
+    if not token:
         token = secrets.token_urlsafe(24)
-        url = f"http://{arguments.host}:{port}/"
-        sys.stdout.write(f"Serving {url}\nToken: {token}\nPage: {url}#token={token}\n")
+        sys.stdout.write(f"Token: {token}\nPage: {url}#token={token}\n")
     sys.stdout.flush()
     collect_garbage()
     raise_on_sigint()
     with contextlib.suppress(KeyboardInterrupt):
-        serve(Path.cwd(), store, listener, arguments.host, token)
+        serve(Path.cwd(), store, listener, host, token)
     return 0
 
 

@@ -34,7 +34,7 @@ from coder.types import CoderError
 PAGE = Path(__file__).with_name("serve_page.html").read_text()
 SCRIPT = re.findall(r"(?s)<script>(.*?)</script>", PAGE)[0]
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-ANY = ("0.0.0.0", "::")  # of a machine whose names are not known here
+ANY = ("0.0.0.0", "[::]")  # of a machine whose names are not known here
 
 
 def problem(status: int, text: str) -> JSONResponse:
@@ -61,7 +61,8 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        refusal = self.refusal(Headers(scope=scope), scope["path"])
+        headers = Headers(scope=scope)
+        refusal = self.refusal(headers, scope["path"])
         await (refusal or self.app)(scope, receive, send)
 
     def refusal(self, headers: Headers, path: str) -> Response | None:
@@ -72,8 +73,10 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
             return problem(403, "pages of another origin may not ask")
-        given = headers.get("authorization", "").encode()
-        if path != "/" and not secrets.compare_digest(given, self.expected):
+        if path == "/":
+            return None
+        given = headers.get("authorization", "")
+        if not secrets.compare_digest(given.encode(), self.expected):
             return problem(401, "the token is wrong or missing: Authorization: Bearer TOKEN")
         return None
 
@@ -140,7 +143,13 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(cwd: Path, store: Store, listener: socket.socket, host: str, token: str) -> None:
+def serve(
+    cwd: Path,
+    store: Store,
+    listener: socket.socket,
+    host: str,
+    token: str,
+) -> None:
     """Serve until a signal ends it."""
     sessions = Sessions(cwd, store)
     hosts: list[str] = []

@@ -135,7 +135,10 @@ async def begin_run(request: Request) -> Live:
     unknown = sorted(body.keys() - PROMPT)
     if unknown:
         raise HTTPException(400, f"{unknown[0]!r} is not supported; known: {sorted(PROMPT)}")
-    wanted = Prompt(agent=str(body.get("agent") or ""))
+    wanted = Prompt()
+    agent = body.get("agent")
+    if agent:
+        wanted.agent = str(agent)
     try:
         for part in body["parts"]:
             add_part(part, wanted)
@@ -215,7 +218,8 @@ async def reply_of_session(request: Request) -> Response:
     live_of(request)  # an unknown session is an error
     body = await body_of(request)
     question_id = request.path_params["permissionID"]
-    sessions_of(request).answer(question_id, word_of(body, "response"))
+    word = word_of(body, "response")
+    sessions_of(request).answer(question_id, word)
     return JSONResponse(True)
 
 
@@ -224,7 +228,8 @@ async def reply_permission(request: Request) -> Response:
     body = await body_of(request)
     question_id = request.path_params["requestID"]
     reason = str(body.get("message", ""))
-    sessions_of(request).answer(question_id, word_of(body, "reply"), reason)
+    word = word_of(body, "reply")
+    sessions_of(request).answer(question_id, word, reason)
     return JSONResponse(True)
 
 
@@ -276,7 +281,11 @@ def last_number(request: Request) -> int | None:
     return sessions_of(request).number_of(last)
 
 
-async def own_events(sessions: Sessions, live: Live, number: int | None) -> AsyncIterator[str]:
+async def own_events(
+    sessions: Sessions,
+    live: Live,
+    number: int | None,
+) -> AsyncIterator[str]:
     """The events of a session after this number. If they are no longer there: the history."""
     is_open = True
     while is_open:

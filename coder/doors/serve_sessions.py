@@ -150,7 +150,8 @@ class Sessions:
         new = []
         for live in self.live.values():
             info = live.info
-            if info.directory == folder and info.id not in ids and not info.parent:
+            is_left_out = info.id in ids or info.parent
+            if info.directory == folder and not is_left_out:
                 new.append(info)
         return new + kept
 
@@ -203,10 +204,16 @@ class Sessions:
                 raise ConflictError(AT_WORK)
             session = await self._open(live)
             if wanted.agent or wanted.model:
-                await asyncio.to_thread(session.use, agent=wanted.agent, model=wanted.model)
+                await asyncio.to_thread(
+                    session.use,
+                    agent=wanted.agent,
+                    model=wanted.model,
+                )
             # Begun here, not in the task: an abort counts from now on
-            events = session.aprompt(wanted.text.strip("\n"), wanted.images)
-            live.run = asyncio.create_task(self._follow_run(live, events))
+            text = wanted.text.strip("\n")
+            events = session.aprompt(text, wanted.images)
+            run = self._follow_run(live, events)
+            live.run = asyncio.create_task(run)
 
     async def _follow_run(self, live: Live, run: AsyncGenerator[Event, None]) -> None:
         try:
@@ -246,20 +253,25 @@ class Sessions:
 
     def answer(self, question_id: str, answer: str, reason: str = "") -> None:
         """Answer a question of any session. Raises UnknownError if it does not wait (any more), and
-        ValueError for a word that it does not take."""
-        for live in self.live.values():
-            if live.session and live.session.answer(question_id, answer, reason=reason):
+        CoderError for a word that it does not take."""
+        for live in self.at_work():
+            assert live.session
+            try:
+                is_taken = live.session.answer(question_id, answer, reason=reason)
+            except ValueError as error:
+                raise CoderError(str(error)) from None
+            if is_taken:
                 self.publish(live, Answered(question_id, answer))
                 return
         raise UnknownError(f"no question {question_id!r} waits for an answer")
 
     async def close(self) -> None:
         """End all runs, and release the sessions. Streams end, too."""
-        for live in self.live.values():
+        for live in self.at_work():
             await self.abort(live)
         self.is_closing = True
         self._wake()
-        for live in self.live.values():
+        for live in list(self.live.values()):
             if live.session:
                 await asyncio.to_thread(live.session.close)
         self.store.close()
@@ -271,7 +283,11 @@ class Sessions:
         self.number += 1
         # As it is now: the run may change its messages later
         text = json.dumps(event.to_dict(), default=str)
-        entry = Entry(self.number, now(), json.loads(text))
+        entry = Entry(
+            number=self.number,
+            time=now(),
+            event=json.loads(text),
+        )
         live.entries.append(entry)
         self._wake()
 
