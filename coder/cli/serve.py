@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from coder.cli.flags import Flags
-from coder.cli.process import collect_garbage, raise_on_sigint
+from coder.cli.process import collect_garbage, handling
 from coder.cli.subcommands import without_package
 from coder.permissions.redact import Redactor, redact_logs
 from coder.sessions.store import Store
-from coder.settings import data_folder, load, program
+from coder.settings import data_folder, program
+from coder.sources import load
 from coder.tools.processes import adopt_orphans
 
 LOOPBACK = "127.0.0.1"
@@ -53,15 +54,18 @@ def main(words: Sequence[str]) -> int:
     redact_logs(Redactor(*settings.keys))
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
     url = f"http://{host}:{listener.getsockname()[1]}/"
-    sys.stdout.write(f"Serving {url}\n")
+    lines = f"Serving {url}\n"
     if not token:
         token = secrets.token_urlsafe(24)
-        sys.stdout.write(f"Token: {token}\nPage: {url}#token={token}\n")
-    sys.stdout.flush()
+        lines += f"Token: {token}\nPage: {url}#token={token}\n"
+
+    def ready() -> None:
+        sys.stdout.write(lines)
+        sys.stdout.flush()
+
     collect_garbage()
-    raise_on_sigint()
-    with contextlib.suppress(KeyboardInterrupt):
-        serve(Path.cwd(), store, listener, host, token)
+    with handling(signal.SIGINT):  # the server has its own handler, and raises the signal again
+        serve(Path.cwd(), store, listener, host, token, ready)
     return 0
 
 

@@ -12,7 +12,7 @@ import hashlib
 import re
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
 
@@ -134,9 +134,19 @@ def application(sessions: Sessions, token: str, hosts: Sequence[str]) -> ASGIApp
 class Server(uvicorn.Server):
     """Closes the sessions when it is told to end: streams would never end by themselves."""
 
-    def __init__(self, config: uvicorn.Config, sessions: Sessions) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        sessions: Sessions,
+        ready: Callable[[], None],
+    ) -> None:
         super().__init__(config)
         self.sessions = sessions
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self.sessions.close()
@@ -149,8 +159,9 @@ def serve(
     listener: socket.socket,
     host: str,
     token: str,
+    ready: Callable[[], None],
 ) -> None:
-    """Serve until a signal ends it."""
+    """Serve until a signal ends it; `ready` is called once it serves."""
     sessions = Sessions(cwd, store)
     hosts: list[str] = []
     if host not in ANY:
@@ -163,4 +174,4 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=1,
     )
-    Server(config, sessions).run([listener])
+    Server(config, sessions, ready).run([listener])
