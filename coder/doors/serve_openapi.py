@@ -68,7 +68,11 @@ def openapi(routes: Sequence[Route]) -> Schema:
             paths.setdefault(route.path, {})[method.lower()] = operation(route)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "coder serve", "version": "1"},
+        "info": {
+            "title": "coder serve",
+            "version": "1",
+            "description": "docs/library.md says what the events mean.",
+        },
         "security": [{"token": []}],
         "paths": paths,
         "components": {
@@ -171,7 +175,6 @@ def add_class(kind: type, found: Schema) -> None:
         properties = {"type": {"const": kind.type}} | properties  # type: ignore[attr-defined]
     found[kind.__name__] = {
         "type": "object",
-        "description": " ".join((kind.__doc__ or "").split()),
         "properties": properties,
         "required": list(properties),
     }
