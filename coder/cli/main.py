@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from coder.cli.screen import Screen
     from coder.session import Session
 
-SUBCOMMANDS = ("batch", "config", "demo", "export", "mcp-server", "sessions", "trace")
+SUBCOMMANDS = ("batch", "config", "demo", "export", "mcp-server", "serve", "sessions", "trace")
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
 
 

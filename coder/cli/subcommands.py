@@ -113,6 +113,11 @@ def mcp_server(words: Sequence[str]) -> int:
     return 0
 
 
+def serve(words: Sequence[str]) -> int:
+    """Serve the agent over HTTP."""
+    return int(needed("coder.cli.serve", "serve").main(words))
+
+
 # ---- sessions ------------------------------------------------------------------------------------
 
 
