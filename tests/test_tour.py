@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import json
+import os
+import re
 import shutil
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
+from coder.cli.main import run
+from coder.devtools.scripted import Reply, ScriptedServer
 from coder.devtools.tour import small_agent
-from coder.devtools.tour.checks import CHAPTERS
+from coder.devtools.tour.checks import CHAPTERS, OVERFLOW, cut_anywhere
+from coder.devtools.tour.pages import FOLDER, LINK, page, place_of
 from coder.devtools.tour.trial import NotYetError, Trial
-from tests.terminal import PATIENCE
+from coder.devtools.tour.validity import RefusedError, check_request
+from coder.loop import run_step
+from tests.terminal import MARK, PATIENCE, Run, bare, gone
 
 ROOT = Path(__file__).parents[1]
 SMALL_AGENT = Path(small_agent.__file__)
@@ -476,3 +490,194 @@ def test_a_program_with_one_defect_is_told_which(
     mine = tmp_path / "mine.py"
     mine.write_text(source)
     assert reason in verdict(number, [sys.executable, str(mine)], tmp_path)
+
+
+# ---- limits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        pytest.param("import time; time.sleep(600)", "has not ended within 2 seconds", id="hangs"),
+        pytest.param("while True: print('x' * 9999)", "more than 1,000,000 bytes", id="prints on"),
+        pytest.param("while True: send()", "more than 30 requests", id="asks on"),
+    ],
+)
+def test_a_program_that_passes_a_limit_is_ended(code: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(ASKING.format(code))
+    patience = 2.0 if "sleep" in code else PATIENCE
+    assert reason in verdict(1, [sys.executable, str(tmp_path / "mine.py")], tmp_path, patience)
+
+
+ASKING = """
+import json, os
+from urllib.request import Request, urlopen
+def send():
+    body = {{"model": "script", "messages": [{{"role": "user", "content": "Say the word."}}]}}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    return urlopen(Request(url, json.dumps(body).encode(), {{"Content-Type": "application/json"}})).read()
+{}
+"""
+
+
+def test_what_a_program_leaves_running_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = os.urandom(8).hex()
+    monkeypatch.setenv(MARK, mark)
+    started = tmp_path / "started"
+    script = f"sleep 600 & setsid sleep 600 & touch {started}; exit 1"
+    assert verdict(1, ["bash", "-c", script], tmp_path)
+    assert started.exists()
+    gone(mark)
+
+
+def test_a_program_that_hangs_in_the_middle_of_a_stop_is_ended(tmp_path: Path) -> None:
+    reason = verdict(8, [sys.executable, "-c", "print('no request')"], tmp_path)
+    assert reason == "the first request did not come"
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def test_the_tour_keeps_what_was_passed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tour"]) == 0
+    assert "passed 0 of 10" in capsys.readouterr().out
+    shutil.copy(SMALL_AGENT, "mine.py")
+    assert run(["tour", "1", "--check", f"{sys.executable} mine.py"]) == 0
+    assert "Chapter 1, One request: passed." in capsys.readouterr().out
+    assert run(["tour"]) == 0
+    shown = capsys.readouterr().out
+    assert "passed 1 of 10" in shown
+    assert re.search(r"1  One request +passed\n +2  Streaming +you are here\n", shown)
+
+
+def test_a_program_that_does_not_pass_is_told_why_and_what_came(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "mine.py").write_text("raise SystemExit('I stop here')")
+    assert run(["tour", "1", "--check", f"{sys.executable} mine.py"]) == 1
+    shown = capsys.readouterr().out
+    assert "Chapter 1, One request: not yet.\n  no request has come" in shown
+    assert "I stop here" in shown
+    (home / "mine.py").write_text(SMALL_AGENT.read_text().replace('"Authorization"', '"X"'))
+    assert run(["tour", "1", "--check", f"{sys.executable} mine.py"]) == 1
+    assert '{"role": "user", "content": "Say the word."}' in capsys.readouterr().out
+    assert run(["tour"]) == 0
+    assert "passed 0 of 10" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        pytest.param(["0"], "there is no chapter 0: they are 1 to 10", id="no such chapter"),
+        pytest.param(["x"], "invalid int value: 'x'", id="no number"),
+        pytest.param(["--check", "ls"], "--check needs the number of a chapter", id="no chapter"),
+        pytest.param(["1", "--check", ""], "--check needs a command", id="no command"),
+        pytest.param(["1", "--check", "'a"], "--check: No closing quotation", id="a quote"),
+        pytest.param(
+            ["1", "--check", "no-such-program"],
+            "no-such-program cannot be started: No such file or directory",
+            id="no such program",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_words_is_told(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["tour", *words]) == 2
+    assert f"coder: {reason}" in capsys.readouterr().err.replace("argument N: ", "")
+
+
+def test_a_damaged_file_of_what_was_passed_counts_as_none(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = home / "home" / "DATA" / "coder" / "tour.json"
+    notes.parent.mkdir(parents=True)
+    for text in ("", "[]", '{"passed": 3}', '{"passed": [99]}'):
+        notes.write_text(text)
+        assert run(["tour"]) == 0
+        assert "passed 0 of 10" in capsys.readouterr().out
+
+
+# ---- the pages -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", CHAPTERS)
+def test_a_page_is_short_and_plain_in_a_pipe(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["tour", str(number)]) == 0
+    shown = capsys.readouterr().out
+    assert shown == page(number)
+    lines = shown.splitlines()
+    assert lines[0] == f"# {number}. {CHAPTERS[number].title}"
+    assert len(lines) <= 120 and max(len(line) for line in lines) <= 100
+    assert f'coder tour {number} --check "python mine.py"' in lines
+
+
+def test_a_page_on_a_terminal_is_styled_and_names_places_in_the_code(tmp_path: Path) -> None:
+    with ScriptedServer([]) as server, Run(tmp_path / "place", server, "tour", "4") as terminal:
+        assert terminal.exit_code() == 0
+        shown = bare(terminal.output)
+    assert "## What goes wrong" not in shown and "What goes wrong" in shown
+    line = inspect.getsourcelines(run_step)[1]
+    assert f"run_step ({ROOT}/coder/loop.py:{line})" in shown.replace("\r\n", " ")
+
+
+@pytest.mark.parametrize("number", CHAPTERS)
+def test_each_link_of_a_page_leads_to_what_it_names(number: int) -> None:
+    text = page(number)
+    links = list(LINK.finditer(text))
+    assert links and len(links) == text.count("](")
+    for link in links:
+        path = (FOLDER / link["target"]).resolve()
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found: Any = import_module(module)
+        for part in link["name"].split("."):
+            found = getattr(found, part)
+        found = getattr(found, "function", found)  # of a Tool
+        found = getattr(found, "fget", found)  # of a property
+        assert found.__module__ == module, link[0]
+        assert place_of(link) == f"{path}:{def_line(found)}"
+
+
+def def_line(found: Any) -> int:
+    """The line of `def` or `class`, which `ast` gives, below the decorators."""
+    lines, first = inspect.getsourcelines(found)
+    above = itertools.takewhile(lambda line: line.lstrip().startswith(("@", ")", "  ")), lines)
+    return first + sum(1 for _ in above)
+
+
+@pytest.mark.parametrize("number", CHAPTERS)
+def test_what_a_page_shows_is_what_the_program_says(number: int) -> None:
+    text = " ".join(page(number).split())
+    # The refusal at its end is one of those that the defects above get
+    refusal = text.split(f"Chapter {number}, {CHAPTERS[number].title}: not yet. ")[1]
+    reasons = [reason for chapter, _, _, reason in DEFECTS if chapter == number]
+    assert any(reason in refusal for reason in reasons)
+    # A request on it is taken by the server, or refused in the words that are on the page
+    for block in re.findall(r"```json\n(.*?)```", page(number), re.S):
+        body = json.loads(block)
+        if "messages" in body:
+            try:
+                check_request(body)
+            except RefusedError as error:
+                assert str(error) in text
+
+
+def test_the_failures_that_pages_show_come_from_the_servers() -> None:
+    with ScriptedServer([]) as server, pytest.raises(HTTPError) as error:
+        urlopen(Request(f"{server.url}/chat/completions", b'{"prompt": "Say hello."}'))
+    assert error.value.code == 400
+    assert error.value.read().decode() in page(1)
+    busy = Reply("slow down", status=429)
+    assert json.dumps(busy.error()) in page(5)
+    assert OVERFLOW.decode() in " ".join(page(9).split())
+    events = b"".join(cut_anywhere(Reply("Grüße aus Köln"), {}))
+    pieces = [events[start : start + 7] for start in range(0, len(events), 7)]
+    torn = "".join(piece.decode(errors="replace") for piece in pieces)
+    [shown] = [
+        line for line in page(2).splitlines() if line.startswith("Gr\N{REPLACEMENT CHARACTER}")
+    ]
+    assert shown.split()[0] in torn

@@ -35,6 +35,6 @@ def line_of(path: Path, name: str) -> int:
         found = [node for node in nodes if getattr(node, "name", "") == part]
         if not found:
             return 1
-        line = found[0].lineno
-        nodes = getattr(found[0], "body", [])
+        line = found[-1].lineno  # the last of several is no overload
+        nodes = getattr(found[-1], "body", [])
     return line
