@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "pages"
-LINK = re.compile(r"\[`(?P<name>[\w.]+)`\]\((?P<target>\.\./[\w/.]+\.py)\)")
+LINK = re.compile(r"\[(?P<name>[\w.]+)\]\((?P<target>\.\./[\w/.]+\.py)\)")
+ROOT = Path(__file__).parents[3]  # what the package is in
 
 
 def page(number: int) -> str:
@@ -16,13 +17,14 @@ def page(number: int) -> str:
 
 
 def with_places(text: str) -> str:
-    """The links into the code as PATH:LINE, which editors and terminals open."""
-    return LINK.sub(lambda link: f"[`{link['name']}`]({place_of(link)})", text)
+    """The links into the code as PATH:LINE, which editors and terminals open, and where it is."""
+    placed = LINK.sub(lambda link: f"[{link['name']}]({place_of(link)})", text)
+    return f"{placed}\nThe code is in {ROOT}.\n"
 
 
 def place_of(link: re.Match[str]) -> str:
     path = (FOLDER / link["target"]).resolve()
-    return f"{path}:{line_of(path, link['name'])}"
+    return f"{path.relative_to(ROOT)}:{line_of(path, link['name'])}"
 
 
 def line_of(path: Path, name: str) -> int:
