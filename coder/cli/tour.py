@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import tempfile
@@ -61,14 +62,16 @@ def read_words(words: Sequence[str]) -> argparse.Namespace:
 
 
 def command_of(text: str) -> list[str]:
-    """The words of a command; those that name files here have their whole path."""
+    """The words of a command; those that name files here have their whole path, links not followed:
+    the `python` of a virtual environment is a link.
+    """
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"--check: {error}") from None
     if not words:
         raise ConfigError("--check needs a command, such as 'python mine.py'")
-    return [str(Path(word).resolve()) if Path(word).is_file() else word for word in words]
+    return [os.path.abspath(word) if Path(word).is_file() else word for word in words]
 
 
 # ---- what was passed -----------------------------------------------------------------------------

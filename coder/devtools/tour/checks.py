@@ -26,7 +26,6 @@ from coder.devtools.tour.trial import (
 )
 from coder.tools import processes
 
-NOTHING = "no request has come: POST $OPENAI_BASE_URL/chat/completions, with a list of messages"
 NO_SECOND = "the answer had a call, and no second request has come"
 CUT = "the second answer was cut (it has no finish_reason), and was not asked for again"
 NO_STREAM = 'the request does not ask for a stream: "stream": true'
@@ -51,7 +50,7 @@ def check_one_request(trial: Trial) -> None:
     word = new_word()
     trial.play(Reply(f"The word is {word}."))
     trial.run(prompt)
-    body = trial.expect_request(1, NOTHING)
+    body = trial.requests[0]
     expect(len(trial.requests) == 1, "there were more requests than one")
     key = trial.server.heads[0].get("authorization")
     expect(key == f"Bearer {KEY}", "the header Authorization is not: Bearer $OPENAI_API_KEY")
@@ -65,7 +64,7 @@ def check_streaming(trial: Trial) -> None:
     text = f"Grüße aus Köln: 5 € für {word} ✓"
     trial.script = lambda body: Reply(chunks=cut_anywhere(Reply(text), body), pace=0.001)
     trial.run("Greet me.")
-    body = trial.expect_request(1, NOTHING)
+    body = trial.requests[0]
     expect(body.get("stream") is True, NO_STREAM)
     expect(
         "\N{REPLACEMENT CHARACTER}" not in trial.output, "a character was torn: decode whole lines"
@@ -90,7 +89,7 @@ def check_one_tool(trial: Trial) -> None:
     word = trial.hide_word("tour.txt")
     trial.play(bash("cat tour.txt"), Reply(f"It says {word}."))
     trial.run(LOOK)
-    first = trial.expect_request(1, NOTHING)
+    first = trial.requests[0]
     expect(offers(first, "bash"), "the request offers no tool with the name bash")
     [result] = trial.expect_results(2, 1, NO_SECOND)
     trial.expect_chain()
@@ -129,7 +128,7 @@ def check_a_busy_server(trial: Trial) -> None:
     busy = Reply("slow down", status=429, headers={"retry-after": "1"})
     trial.play(busy, Reply("This is only the half of an", cut=5), Reply(f"Whole: {word}."))
     trial.run("Say the word.")
-    first = trial.expect_request(1, NOTHING)
+    first = trial.requests[0]
     second = trial.expect_request(2, "the server was busy (429), and you gave up")
     seconds = trial.server.times[1] - trial.server.times[0]
     too_soon = f"the server said Retry-After: 1, and you came back after {seconds:.2f} s"
@@ -168,7 +167,13 @@ def check_broken_arguments(trial: Trial) -> None:
 def check_a_repeated_call(trial: Trial) -> None:
     poll = bash("echo x >> polls.txt; wc -l < polls.txt")
     same = bash("echo x >> runs.txt; echo nothing new")
-    trial.play(*[poll] * 4, *[same] * 8, Reply("I give up."))
+
+    def script(body: Body) -> Reply:
+        if len(trial.requests) <= 4:
+            return poll
+        return same if len(trial.requests) <= MANY else Reply("I give up.")
+
+    trial.script = script
     trial.run("Wait for the build.")
     polls = lines_in(trial.work / "polls.txt")
     expect(polls == 4, f"its result changed each time, and the call was run {polls} times, not 4")
@@ -257,7 +262,6 @@ def check_a_full_context(trial: Trial) -> None:
 
     trial.script = script
     trial.run(prompt)
-    trial.expect_request(1, NOTHING)
     trial.expect_request(2, NO_SECOND)
     expect(len(too_long) < MANY, "the conversation is too long, and is sent again and again")
     was_refused = len(trial.requests) in too_long
@@ -282,62 +286,68 @@ OVERFLOW = json.dumps(
 # ---- 10: two tools side by side ------------------------------------------------------------------
 
 
-@dataclass
-class Tasks:
-    """What the server of chapter 10 says to the second agents: each waits for the other."""
+class SideBySide:
+    """The server of chapter 10, with two new words for the second agents."""
 
-    prompts: tuple[str, str]
-    words: tuple[str, str]
-    meeting: threading.Barrier
-    lonely: bool = False
+    prompt = "Say both words."
+    tasks = ("Say the red word.", "Say the blue word.")
 
-    def answer(self, number: int) -> Reply:
-        try:
-            self.meeting.wait(TOGETHER)
-        except threading.BrokenBarrierError:
-            self.lonely = True
-        # The first ends last, so that the results come in the other order
-        return Reply(f"My word is {self.words[number]}.", hold=0.0 if number else 0.3)
+    def __init__(self) -> None:
+        self.words = (new_word(), new_word())
+        self.end = f"Both: {self.words[0]} {self.words[1]}."
+        self.has_waited = False  # did a task wait for the other one in vain?
+        self._meeting = threading.Barrier(2)
+        self._commands = Reply(
+            calls=[("bash", {"command": "echo left"}), ("bash", {"command": "echo right"})]
+        )
+        task = {"description": "say a word"}
+        self._steps = [
+            self._commands,
+            Reply(calls=[("task", task | {"prompt": prompt}) for prompt in self.tasks]),
+            Reply(self.end),
+        ]
 
-
-def check_two_tools(trial: Trial) -> None:
-    tasks = Tasks(
-        prompts=("Say the red word.", "Say the blue word."),
-        words=(new_word(), new_word()),
-        meeting=threading.Barrier(2),
-    )
-    red, blue = tasks.words
-    commands = Reply(calls=[("bash", {"command": f"echo {name}"}) for name in ("left", "right")])
-    calls = [("task", {"description": "say a word", "prompt": each}) for each in tasks.prompts]
-    steps = [commands, Reply(calls=calls), Reply(f"Both: {red} {blue}.")]
-
-    def script(body: Body) -> Reply:
+    def script(self, body: Body) -> Reply:
         asked = users_texts(body)[-1]
-        if asked in tasks.prompts:
-            return tasks.answer(tasks.prompts.index(asked))
-        step = steps.pop(0) if len(steps) > 1 else steps[0]
-        if step is commands and body.get("stream"):
+        if asked in self.tasks:
+            return self._answer_task(self.tasks.index(asked))
+        step = self._steps.pop(0) if len(self._steps) > 1 else self._steps[0]
+        if step is self._commands and body.get("stream"):
             return Reply(chunks=list(interleaved(step, body)))
         return step
 
-    prompt = "Say both words."
-    trial.script = script
-    trial.run(prompt)
-    first = trial.expect_request(1, NOTHING)
-    expect(offers(first, "task"), "the request offers no tool with the name task")
-    own = [body for body in trial.requests if prompt in users_texts(body)]
-    asked = len(trial.requests) - len(own)
+    def _answer_task(self, number: int) -> Reply:
+        """Each task gets its answer when both have come; the first one a little later."""
+        try:
+            self._meeting.wait(TOGETHER)
+        except threading.BrokenBarrierError:
+            self.has_waited = True
+        return Reply(f"My word is {self.words[number]}.", hold=0.0 if number else 0.3)
+
+
+def check_side_by_side(trial: Trial) -> None:
+    server = SideBySide()
+    trial.script = server.script
+    trial.run(server.prompt)
+    expect(offers(trial.requests[0], "task"), "the request offers no tool with the name task")
+    own = [body for body in trial.requests if server.prompt in users_texts(body)]
+    others = len(trial.requests) - len(own)
+
+    # Two commands, whose parts have come in turn
     expect(len(own) > 1, "the answer had two calls, and no second request has come")
-    expect(len(results_of(own[1])) == 2, "the answer had two calls, and they are not in request 2")
-    left, right = results_of(own[1])
-    expect("left" in left and "right" in right, "the parts of the two calls are mixed up")
-    expect(asked == 2, f"two tasks were called, and {asked} new conversations have come")
-    expect(not tasks.lonely, "the second task began only after the first had its answer")
+    results = results_of(own[1])
+    expect(len(results) == 2, "the answer had two calls, and they are not in request 2")
+    are_whole = "left" in results[0] and "right" in results[1]
+    expect(are_whole, "the parts of the two calls are mixed up")
+
+    # Two tasks
+    expect(others == 2, f"two tasks were called, and {others} new conversations have come")
+    expect(not server.has_waited, "the second task began only after the first had its answer")
     expect(len(own) > 2, "the results of the two tasks were not sent")
-    results = results_of(own[2])[-2:]
-    is_in_order = red in results[0] and blue in results[1]
+    red, blue = results_of(own[2])[-2:]
+    is_in_order = server.words[0] in red and server.words[1] in blue
     expect(is_in_order, "the result of a task does not have the id of its own call")
-    trial.expect_end(f"Both: {red} {blue}.")
+    trial.expect_end(server.end)
 
 
 def interleaved(reply: Reply, body: Body) -> Iterator[bytes]:
@@ -376,5 +386,5 @@ CHAPTERS = {
     7: Chapter("A repeated call", check_a_repeated_call),
     8: Chapter("A stop", check_a_stop),
     9: Chapter("A full context", check_a_full_context),
-    10: Chapter("Two tools side by side", check_two_tools),
+    10: Chapter("Two tools side by side", check_side_by_side),
 }

@@ -60,7 +60,7 @@ def read_answer(lines: Iterable[bytes]) -> Message:  # 2: streaming
     if finish is None:  # 5: a cut stream
         raise ConnectionError("the answer was cut")
     if calls:
-        answer["tool_calls"] = [mend(call) for call in calls.values()]
+        answer["tool_calls"] = list(calls.values())
     return answer
 
 
@@ -70,14 +70,6 @@ def add_part(calls: dict[int, Message], part: Message) -> None:  # 10: parts of 
     call = calls.setdefault(part["index"], new)
     for name, piece in part["function"].items():
         call["function"][name] += piece
-
-
-def mend(call: Message) -> Message:  # 6: broken arguments
-    try:
-        json.loads(call["function"]["arguments"])
-    except ValueError:  # servers take JSON only; no tool takes this
-        call["function"]["arguments"] = json.dumps({"broken": call["function"]["arguments"]})
-    return call
 
 
 def ask(messages: list[Message]) -> Message:  # 5: a busy server
@@ -163,7 +155,7 @@ def run(messages: list[Message]) -> str:  # 4: the loop
         answer = ask(messages)
         calls = answer.get("tool_calls", [])
         # 8: a stop may come at any moment, so each call has a result from now on
-        results = [result_of(call, "Not run: stopped.") for call in calls]
+        results = [result_of(mend(call)) for call in calls]
         messages += [answer, *results]
         if not calls:
             return str(answer["content"])
@@ -171,8 +163,16 @@ def run(messages: list[Message]) -> str:  # 4: the loop
             result["content"] = text
 
 
-def result_of(call: Message, text: str) -> Message:
-    return {"role": "tool", "tool_call_id": call["id"], "content": text}
+def mend(call: Message) -> Message:  # 6: broken arguments
+    try:
+        json.loads(call["function"]["arguments"])
+    except ValueError:  # servers take JSON only; no tool takes this
+        call["function"]["arguments"] = json.dumps({"broken": call["function"]["arguments"]})
+    return call
+
+
+def result_of(call: Message) -> Message:
+    return {"role": "tool", "tool_call_id": call["id"], "content": "Not run: stopped."}
 
 
 def main() -> int:

@@ -25,6 +25,7 @@ PATIENCE = 60.0  # seconds for one start of the program
 STOP_WITHIN = 5.0  # seconds after Ctrl+C
 MAX_OUTPUT = 1_000_000  # bytes
 MAX_REQUESTS = 30
+NOTHING = "no request has come: POST $OPENAI_BASE_URL/chat/completions, with a list of messages"
 TICK = 0.02  # seconds between two looks at the program
 
 
@@ -136,6 +137,7 @@ class Trial:
             raise NotYetError(self.refusals[0])
         if passed:
             raise NotYetError(passed)
+        expect(self.requests, NOTHING)
 
     def _limit_passed(self) -> str:
         """The limit that the program has passed, "" if there is none."""
