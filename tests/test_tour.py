@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +26,7 @@ from coder.devtools.tour.pages import FOLDER, LINK, page, place_of
 from coder.devtools.tour.trial import NotYetError, Trial
 from coder.devtools.tour.validity import RefusedError, check_request
 from coder.loop import run_step
-from tests.terminal import MARK, PATIENCE, Run, bare, gone
+from tests.terminal import MARK, PATIENCE, OneShot, Run, bare, gone, until
 
 ROOT = Path(__file__).parents[1]
 SMALL_AGENT = Path(small_agent.__file__)
@@ -553,6 +554,17 @@ def test_what_a_program_leaves_running_is_ended(
 def test_a_program_that_ends_before_it_is_stopped_is_told_why(tmp_path: Path) -> None:
     reason = verdict(8, [sys.executable, "-c", "print('no request')"], tmp_path)
     assert reason.startswith("no request has come")
+
+
+def test_ctrl_c_ends_the_check_and_the_program(tmp_path: Path) -> None:
+    program = f"{sys.executable} -c 'import time; time.sleep(600)'"
+    with (
+        ScriptedServer([]) as server,
+        OneShot(tmp_path / "place", server, "tour", "1", "--check", program) as place,
+    ):
+        until(lambda: place.running(f"{sys.executable} -c import"), "the program")
+        place.kill(signal.SIGINT)
+        assert place.end() == 130
 
 
 # ---- the command ---------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ NO_STREAM = 'the request does not ask for a stream: "stream": true'
 LOOK = "What does tour.txt say?"
 A_SECOND = 0.99  # clocks are rounded
 WINDOW = 30_000  # characters of a request that the server of chapter 9 takes
-TOGETHER = 10.0  # seconds in which the second of two tasks has to begin
+TOGETHER = 5.0  # seconds in which the second of two tasks has to begin
 MANY = 12  # requests after which a conversation ends that never was too long, or always is
 SIZE = 7  # bytes of a piece in chapter 2
 
