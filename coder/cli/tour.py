@@ -12,12 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coder.cli.flags import Flags
-from coder.cli.process import USAGE, raise_on_sigint
+from coder.cli.process import raise_on_sigint
 from coder.cli.screen import Screen
 from coder.cli.text_rows import one_line
 from coder.devtools.tour.checks import CHAPTERS
 from coder.devtools.tour.pages import page, with_places
-from coder.devtools.tour.trial import MAX_OUTPUT, MAX_REQUESTS, PATIENCE, NotYetError, Trial
+from coder.devtools.tour.trial import (
+    MAX_OUTPUT,
+    MAX_REQUESTS,
+    PATIENCE,
+    NotYetError,
+    StartError,
+    Trial,
+)
 from coder.settings import ConfigError, data_folder, program
 
 ABOUT = f"""\
@@ -87,9 +94,13 @@ def passed_chapters() -> set[int]:
 
 
 def keep_passed(number: int) -> None:
+    """Raises ConfigError if it cannot be written."""
     passed = sorted(passed_chapters() | {number})
-    notes().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    notes().write_text(json.dumps({"passed": passed}) + "\n")
+    try:
+        notes().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        notes().write_text(json.dumps({"passed": passed}) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{notes()} cannot be written: {error.strerror}") from None
 
 
 def notes() -> Path:
@@ -154,11 +165,10 @@ def check(number: int, command: Sequence[str]) -> int:
             screen.line(f"  {error}")
             show_facts(screen, trial)
             return 1
-        except OSError as error:
-            sys.stderr.write(f"coder: {command[0]} cannot be started: {error.strerror}\n")
-            return USAGE
-    keep_passed(number)
+        except StartError as error:
+            raise ConfigError(str(error)) from None
     screen.line(f"{name}: passed.", "bold")
+    keep_passed(number)
     for remark in trial.remarks:
         screen.line(remark)
     screen.line()

@@ -33,6 +33,10 @@ class NotYetError(Exception):
     """The program does not do yet what the chapter asks for; the text says what."""
 
 
+class StartError(Exception):
+    """The program cannot be started; the text says why."""
+
+
 def expect(holds: object, reason: str) -> None:
     """Raises NotYetError unless it holds."""
     if not holds:
@@ -95,7 +99,7 @@ class Trial:
     # -- the program
 
     def start(self, prompt: str) -> None:
-        """Start the program. Raises OSError."""
+        """Start the program. Raises StartError."""
         processes.main_guard()  # ends it if this program is killed
         self._end()
         environment = os.environ | {
@@ -107,15 +111,19 @@ class Trial:
             processes.MARK: self._mark,
         }
         with open(self.folder / "output", "wb") as out, open(self.folder / "errors", "wb") as err:
-            self._process = subprocess.Popen(
-                [*self.command, prompt],
-                cwd=self.work,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [*self.command, prompt],
+                    cwd=self.work,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                why = f"{self.command[0]} cannot be started: {error.strerror}"
+                raise StartError(why) from None
 
     def wait(self, seconds: float) -> None:
         """Wait for its end. Raises NotYetError if a limit is passed or a request was refused."""
@@ -153,7 +161,7 @@ class Trial:
             return file.read(MAX_OUTPUT).decode(errors="replace")
 
     def run(self, prompt: str) -> None:
-        """Start the program and wait for its end. Raises NotYetError and OSError."""
+        """Start the program and wait for its end. Raises NotYetError and StartError."""
         self.start(prompt)
         self.wait(self.patience)
 
