@@ -37,7 +37,17 @@ if TYPE_CHECKING:
     from coder.cli.screen import Screen
     from coder.session import Session
 
-SUBCOMMANDS = ("batch", "config", "demo", "export", "mcp-server", "serve", "sessions", "trace")
+SUBCOMMANDS = (
+    "batch",
+    "config",
+    "demo",
+    "export",
+    "mcp-server",
+    "serve",
+    "sessions",
+    "tour",
+    "trace",
+)
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
 
 

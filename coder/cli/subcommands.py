@@ -1,4 +1,6 @@
-"""The subcommands: config, demo, sessions, export, trace. They take words and return exit codes."""
+"""The subcommands: config, demo, tour, batch, sessions, export, trace. They take words and return
+exit codes.
+"""
 
 from __future__ import annotations
 
@@ -92,6 +94,11 @@ def demo(words: Sequence[str]) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
     return 0
+
+
+def tour(words: Sequence[str]) -> int:
+    """Teach how an agent works, in chapters with exercises."""
+    return int(needed("coder.cli.tour", "tour").main(words))
 
 
 def batch(words: Sequence[str]) -> int:
