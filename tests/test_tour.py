@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import json
 import os
 import re
@@ -676,8 +675,9 @@ def test_each_link_of_a_page_leads_to_what_it_names(number: int) -> None:
 def def_line(found: Any) -> int:
     """The line of `def` or `class`, which `ast` gives, below the decorators."""
     lines, first = inspect.getsourcelines(found)
-    above = itertools.takewhile(lambda line: line.lstrip().startswith(("@", ")", "  ")), lines)
-    return first + sum(1 for _ in above)
+    definition = re.compile(r"\s*(async def|def|class)\b")
+    [above, *_] = [index for index, line in enumerate(lines) if definition.match(line)]
+    return first + above
 
 
 @pytest.mark.parametrize("number", CHAPTERS)
