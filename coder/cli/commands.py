@@ -24,7 +24,7 @@ from coder.history import text_of
 from coder.providers.errors import happened
 from coder.sessions.snapshots import UndoResult
 from coder.settings import needed
-from coder.types import Aborted, Message, ModelError, Reasoning
+from coder.types import Aborted, Message, ModelError, Reasoning, ignore
 
 
 class Commands(CommandTable):
@@ -83,7 +83,7 @@ class Commands(CommandTable):
     # -- who works, and what is allowed
 
     def _list_models(self) -> list[str]:
-        self._listed = self._listed or self._models("", do_not_report)
+        self._listed = self._listed or self._models("", ignore)
         return self._listed
 
     @command("model", "show or change the model: /model [NAME]", words=_list_models)
@@ -210,11 +210,8 @@ class Commands(CommandTable):
 
     @command("skills", "list the skills; asks about those of this project that are not used")
     def skills(self, argument: str) -> None:
-        skills = (
-            list(self.session.parts.prompt_files.skills.values())
-            if self.session.parts.prompt_files
-            else []
-        )
+        files = self.session.parts.prompt_files
+        skills = list(files.skills.values()) if files else []
         for skill in skills:
             unused = "" if skill.answer == "yes" else " (not used)"
             self.screen.line(skill.description + unused, head=f"  {skill.name:<12} ")
@@ -399,7 +396,3 @@ class Commands(CommandTable):
     @command("exit quit q", "exit (also Ctrl+D)")
     def exit(self, argument: str) -> None:
         raise Leave(0)
-
-
-def do_not_report(text: str) -> None:
-    pass

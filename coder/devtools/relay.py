@@ -99,7 +99,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(502, "the model's server cannot be reached")
                 return
             got = {name.lower(): value for name, value in answer.getheaders()}
-            self._head(answer.status, {name: got[name] for name in RETURNED if name in got})
+            self._head(
+                answer.status,
+                {name: got[name] for name in RETURNED if name in got},
+            )
             with suppress(OSError, http.client.HTTPException):
                 # An error that names the key is read whole: a piece could have a half of it
                 read = answer.read1 if answer.status == 200 else answer.read

@@ -74,7 +74,8 @@ class Trace:
 
     def close(self) -> None:
         """Write no more."""
-        file, self._file = self._file, -1
+        file = self._file
+        self._file = -1
         if file >= 0:
             os.close(file)
 
@@ -173,7 +174,11 @@ class TracedAnswer:
         )
 
     def piece(self, data: bytes) -> None:
-        self.trace.record("chunk", n=self.number, text=data.decode("utf-8", "surrogateescape"))
+        self.trace.record(
+            "chunk",
+            n=self.number,
+            text=data.decode("utf-8", "surrogateescape"),
+        )
 
     def ended(self, error: ModelError | None) -> None:
         if error is None:

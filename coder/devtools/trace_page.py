@@ -47,7 +47,11 @@ def show(file: str, html: str = "", requests: bool = False) -> str:
         text = page(recording, Path(file).name).encode("utf-8", "replace")
     if os.path.exists(html) and os.path.samefile(html, file):
         raise TraceError("the page cannot be written over its own trace")
-    with open(html, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+    with open(
+        html,
+        "wb",
+        opener=lambda path, flags: os.open(path, flags, 0o600),
+    ) as out:
         os.fchmod(out.fileno(), 0o600)
         out.write(text)
     return f"{one_line(html)}\n"

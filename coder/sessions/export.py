@@ -55,7 +55,11 @@ def export(
     if format == "json":
         return json.dumps(stored, ensure_ascii=False, indent=2) + "\n"
     heading = " ".join(redact(_title(info)).split())
-    pieces = [("title", heading), ("facts", redact(_facts(info))), *_pieces(stored["messages"])]
+    pieces = [
+        ("title", heading),
+        ("facts", redact(_facts(info))),
+        *_pieces(stored["messages"]),
+    ]
     shown = [(FORMS[form], text) for form, text in pieces if text]
     if format == "md":
         blocks = [markdown(text) for (markdown, _), text in shown]

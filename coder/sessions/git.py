@@ -173,7 +173,8 @@ class Git:
         if not self._answering:
             self._answering = self._begin_answering()
         process = self._answering
-        assert process.stdin and process.stdout
+        assert process.stdin
+        assert process.stdout
         process.stdin.write(b"".join(paths))
         end = time.monotonic() + MAX_SECONDS
         output = b""

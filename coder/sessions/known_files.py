@@ -49,9 +49,19 @@ class KnownFiles:
         """A file at the last look; None if there was none."""
         if path in self.in_git:
             mode = self.modes.get(path, self.usual_mode)
-            return State(mode, self.in_git[path], stamp=0, inode=self.inodes[path])
+            return State(
+                mode,
+                self.in_git[path],
+                stamp=0,
+                inode=self.inodes[path],
+            )
         if path in self.unread:
-            return State(mode=0, blob="", stamp=self.unread[path], inode=self.inodes[path])
+            return State(
+                mode=0,
+                blob="",
+                stamp=self.unread[path],
+                inode=self.inodes[path],
+            )
         return self.read.get(path)
 
     def is_same(self, path: str, info: os.stat_result | None) -> bool:

@@ -273,7 +273,12 @@ class Snapshots:
 
     def _save(self, run: RunSnapshot) -> None:
         """Write what a run has changed. If that fails, undo works as long as the process does."""
-        values = (run.row or None, self._session, int(time.time()), run.to_json())
+        values = (
+            run.row or None,
+            self._session,
+            int(time.time()),
+            run.to_json(),
+        )
         with contextlib.suppress(*ERRORS), self._files.store.transaction() as db:
             insert = "INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?)"
             run.row = db.execute(insert, values).lastrowid or 0

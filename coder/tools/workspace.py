@@ -31,17 +31,9 @@ if TYPE_CHECKING:  # what lists conversations needs no tools
     from coder.toolset import ToolContext
 
 # Made by tools: they hold none of the project's own files
-TOOL_FOLDERS = {
-    ".git",
-    ".hg",
-    "node_modules",
-    "__pycache__",
-    "venv",
-    ".venv",
-    ".tox",
-    ".mypy_cache",
-    ".cache",
-}
+TOOL_FOLDERS = set(
+    ".git .hg node_modules __pycache__ venv .venv .tox .mypy_cache .cache".split()  # noqa: SIM905
+)
 KERNEL = "/(?:proc|sys|dev(?!/shm/))/"  # what is there may look regular and is not
 
 

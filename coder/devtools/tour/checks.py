@@ -62,7 +62,10 @@ def check_one_request(trial: Trial) -> None:
 def check_streaming(trial: Trial) -> None:
     word = new_word()
     text = f"Grüße aus Köln: 5 € für {word} ✓"
-    trial.script = lambda body: Reply(chunks=cut_anywhere(Reply(text), body), pace=0.001)
+    trial.script = lambda body: Reply(
+        chunks=cut_anywhere(Reply(text), body),
+        pace=0.001,
+    )
     trial.run("Greet me.")
     body = trial.requests[0]
     expect(body.get("stream") is True, NO_STREAM)
@@ -197,7 +200,10 @@ def check_a_stop(trial: Trial) -> None:
     # In the middle of an answer
     word = trial.hide_word("tour.txt")
     answer = Reply("I look into the file.", [("bash", {"command": "cat tour.txt"})])
-    trial.script = lambda body: Reply(chunks=list(events(answer, body))[:-4], close="hang")
+    trial.script = lambda body: Reply(
+        chunks=list(events(answer, body))[:-4],
+        close="hang",
+    )
     trial.start(LOOK)
     trial.interrupt_when(lambda: has_begun(trial), "the first request")
 

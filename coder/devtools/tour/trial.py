@@ -110,7 +110,10 @@ class Trial:
             "no_proxy": "127.0.0.1",
             processes.MARK: self._mark,
         }
-        with open(self.folder / "output", "wb") as out, open(self.folder / "errors", "wb") as err:
+        with (
+            open(self.folder / "output", "wb") as out,
+            open(self.folder / "errors", "wb") as err,
+        ):
             try:
                 self._process = subprocess.Popen(
                     [*self.command, prompt],
