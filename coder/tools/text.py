@@ -55,8 +55,9 @@ VIEWS: tuple[Callable[[str], str], ...] = (
 def load(ctx: ToolContext, target: Path) -> Text:
     """The whole text of a file that is to be changed. Raises ToolError."""
     name = workspace.shown(ctx, target)
-    with workspace.opened(target, name) as file:
-        size = os.fstat(file.fileno()).st_size
+    with workspace.opened_with_changes(ctx, target, name) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         if size > MAX_EDIT:
             raise ToolError(f"{name} has {size:,} bytes, too large to edit here: use a command")
         data = file.read()

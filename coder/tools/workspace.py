@@ -20,9 +20,9 @@ import stat
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from coder.tools.secrets import holds_secrets
 from coder.types import ToolError
@@ -42,11 +42,24 @@ TOOL_FOLDERS = {
     ".mypy_cache",
     ".cache",
 }
+MAX_IN_EDITOR = 5_000_000  # bytes; an editor is not asked to open a larger file
 KERNEL = "/(?:proc|sys|dev(?!/shm/))/"  # what is there may look regular and is not
 
 
 class MissingFileError(ToolError):
     """There is nothing at a path."""
+
+
+class Editor(Protocol):
+    """The program in which the user edits files. Its methods raise ToolError and Aborted."""
+
+    def unsaved(self, path: Path, saved: bytes) -> bytes | None:
+        """The text that the user has of a file; None if it is what is `saved` on disk."""
+        ...
+
+    def write(self, path: Path, data: bytes) -> bool:
+        """Replace and save a text that `unsaved` has returned; False if it has returned none."""
+        ...
 
 
 # ---- what a path leads to -------------------------------------------------------------------
@@ -185,6 +198,23 @@ def opened(target: Path, name: str) -> BufferedReader:
     raise ToolError(f"{name} is not a regular file")
 
 
+def opened_with_changes(ctx: ToolContext, target: Path, name: str) -> IO[bytes]:
+    """A file as the user has it, to read from: with what is not saved in the editor.
+
+    Raises ToolError.
+    """
+    editor: Editor | None = ctx.editor
+    file = opened(target, name)
+    if editor is None or os.fstat(file.fileno()).st_size > MAX_IN_EDITOR:
+        return file
+    unsaved = editor.unsaved(target, file.read())
+    if unsaved is None:
+        file.seek(0)
+        return file
+    file.close()
+    return BytesIO(unsaved)
+
+
 def temporary_name() -> str:
     """For a file that will replace another one in its folder."""
     return f".coder-{os.getpid()}-{os.urandom(4).hex()}.tmp"
@@ -302,7 +332,9 @@ def save(
             # Without its type: it may be a link by now, and the new file is a file
             mode = stat.S_IMODE(like.st_mode)
             owner = (like.st_uid, like.st_gid)
-        put_file(target, data, mode, owner, sync=True)
+        is_in_editor = ctx.editor is not None and ctx.editor.write(target, data)
+        if not is_in_editor:
+            put_file(target, data, mode, owner, sync=True)
     except OSError as error:
         problem = f"could not be written, and is as it was: {error.strerror}"
         raise ToolError(f"{shown(ctx, target)} {problem}") from None

@@ -1,0 +1,221 @@
+"""`coder acp`: the agent in an editor that speaks the Agent Client Protocol, on standard streams.
+
+One process, one connection, any number of sessions in any folders. Read acp_talk.py next: what an
+editor sees of one session. acp_updates.py makes updates of events, acp_commands.py has the slash
+commands, acp_buffers.py the editor's unsaved texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import acp
+from acp import schema
+
+from coder import __version__
+from coder.doors.acp_buffers import Buffers
+from coder.doors.acp_talk import Talk
+from coder.session import Session
+from coder.settings import ConfigError, config_folder, data_folder, needed
+from coder.tools.processes import adopt_orphans
+from coder.types import CoderError
+
+LINE = 50 * 1024 * 1024  # bytes of a message that are read at once: a prompt may have images
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Report what is wrong with a request as an error of it."""
+    try:
+        yield
+    except (CoderError, ConfigError) as error:
+        raise acp.RequestError(-32602, str(error)) from None
+
+
+class Door:
+    """What an editor can ask for; each method answers a request of the protocol."""
+
+    client: acp.Client
+
+    def __init__(self) -> None:
+        self.talks: dict[str, Talk] = {}
+        self.offers = schema.ClientCapabilities()  # of the editor
+        self._later: set[asyncio.Task[None]] = set()
+
+    def on_connect(self, conn: acp.Client) -> None:
+        self.client = conn
+
+    async def initialize(
+        self,
+        protocol_version: int,
+        client_capabilities: schema.ClientCapabilities | None = None,
+        **_: Any,
+    ) -> acp.InitializeResponse:
+        if protocol_version < acp.PROTOCOL_VERSION:
+            theirs = f"the editor speaks version {protocol_version} of the protocol"
+            raise acp.RequestError(
+                -32602, f"{theirs}, coder speaks {acp.PROTOCOL_VERSION}: update the editor"
+            )
+        self.offers = client_capabilities or self.offers
+        return acp.InitializeResponse(
+            protocol_version=acp.PROTOCOL_VERSION,
+            agent_info=schema.Implementation(name="coder", version=__version__),
+            agent_capabilities=schema.AgentCapabilities(
+                load_session=True,
+                prompt_capabilities=schema.PromptCapabilities(image=True, embedded_context=True),
+                mcp_capabilities=schema.McpCapabilities(http=True),
+                session_capabilities=schema.SessionCapabilities(
+                    list=schema.SessionListCapabilities(),
+                    close=schema.SessionCloseCapabilities(),
+                ),
+            ),
+        )
+
+    # -- sessions
+
+    async def new_session(
+        self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
+    ) -> acp.NewSessionResponse:
+        talk = await self._open(cwd, mcp_servers or ())
+        return acp.NewSessionResponse(session_id=talk.session.id, modes=talk.modes)
+
+    async def load_session(
+        self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
+    ) -> acp.LoadSessionResponse:
+        await self.close_session(session_id)
+        talk = await self._open(cwd, mcp_servers or (), resume=session_id)
+        session = talk.session
+        for update in talk.updates.replay(session.messages, session.agent.state.tools):
+            await talk.send(update)
+        return acp.LoadSessionResponse(modes=talk.modes)
+
+    async def _open(self, cwd: str, servers: Sequence[Any], resume: str = "") -> Talk:
+        buffers: Buffers | None = None
+        files = self.offers.fs
+        if files and files.read_text_file and files.write_text_file:
+            buffers = Buffers(self.client, asyncio.get_running_loop())
+        with in_one_line():
+            session = await asyncio.to_thread(open_session, cwd, servers, resume, buffers)
+        if buffers:
+            buffers.session_id = session.id
+        forms = self.offers.elicitation
+        talk = Talk(session, self.client, has_forms=bool(forms and forms.form))
+        self.talks[session.id] = talk
+        # It comes after the response, with which the editor gets the id
+        listing = asyncio.create_task(talk.send(talk.list_commands()))
+        self._later.add(listing)
+        listing.add_done_callback(self._later.discard)
+        return talk
+
+    async def list_sessions(
+        self, cwd: str | None = None, **_: Any
+    ) -> acp.schema.ListSessionsResponse:
+        with in_one_line():
+            found = await asyncio.to_thread(kept_sessions, cwd)
+        return schema.ListSessionsResponse(sessions=found)
+
+    async def close_session(self, session_id: str, **_: Any) -> schema.CloseSessionResponse:
+        talk = self.talks.pop(session_id, None)
+        if talk:
+            talk.cancel()
+            await asyncio.to_thread(talk.session.close)
+        return schema.CloseSessionResponse()
+
+    def _talk(self, session_id: str) -> Talk:
+        if session_id not in self.talks:
+            raise acp.RequestError(-32002, f"there is no open session {session_id}")
+        return self.talks[session_id]
+
+    async def close(self) -> None:
+        """End all runs and sessions."""
+        await asyncio.gather(*[self.close_session(each) for each in [*self.talks]])
+
+    # -- turns
+
+    async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> acp.PromptResponse:
+        with in_one_line():
+            return acp.PromptResponse(stop_reason=await self._talk(session_id).prompt(prompt))
+
+    async def cancel(self, session_id: str, **_: Any) -> None:
+        if session_id in self.talks:
+            self.talks[session_id].cancel()
+
+    async def set_session_mode(
+        self, session_id: str, mode_id: str, **_: Any
+    ) -> acp.SetSessionModeResponse:
+        with in_one_line():
+            self._talk(session_id).set_mode(mode_id)
+        return acp.SetSessionModeResponse()
+
+
+# ---- in threads ----------------------------------------------------------------------------------
+
+
+def open_session(cwd: str, servers: Sequence[Any], resume: str, buffers: Buffers | None) -> Session:
+    """A session for the editor. Raises CoderError."""
+    hooks = [buffers] if buffers else []
+    if not servers:
+        return Session.open(cwd, resume=resume, hooks=hooks)
+    module = needed("coder.extend.mcp", "an MCP server")
+    more = {server.name: entry_of(server) for server in servers}
+    started = module.Servers(config_folder() / "mcp.json", Path(cwd), more)
+    try:
+        return Session.open(cwd, resume=resume, hooks=hooks, servers=started)
+    except BaseException:
+        started.close()
+        raise
+
+
+def entry_of(server: Any) -> dict[str, Any]:
+    """An MCP server of the editor's as one of mcp.json."""
+    if isinstance(server, schema.McpServerStdio):
+        variables = {variable.name: variable.value for variable in server.env}
+        return {"command": server.command, "args": server.args, "env": variables}
+    headers = {header.name: header.value for header in getattr(server, "headers", ())}
+    kind = getattr(server, "type", "")
+    return {"url": getattr(server, "url", ""), "headers": headers, "type": kind}
+
+
+def kept_sessions(cwd: str | None) -> list[schema.SessionInfo]:
+    """The conversations of a folder, or all. Raises StoreError."""
+    store = needed("coder.sessions.store", "a list").Store(data_folder() / "sessions.db")
+    try:
+        return [
+            schema.SessionInfo(
+                session_id=info.id,
+                cwd=info.directory,
+                title=info.title or info.first,
+                updated_at=datetime.fromtimestamp(info.updated / 1000, UTC).isoformat(),
+            )
+            for info in store.sessions(cwd)
+        ]
+    finally:
+        store.close()
+
+
+# ---- the process ---------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Serve the editor until it closes standard input."""
+    adopt_orphans()
+    asyncio.run(serve())
+
+
+async def serve() -> None:
+    # Whatever else writes to standard output would break the protocol: it goes to standard error
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    with redirect_stdout(output):  # type: ignore[type-var]
+        reader, writer = await acp.stdio_streams(limit=LINE)
+    door = Door()
+    try:
+        await acp.run_agent(cast(acp.Agent, door), writer, reader, use_unstable_protocol=True)
+    finally:
+        await door.close()
