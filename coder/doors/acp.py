@@ -26,6 +26,8 @@ from coder.settings import ConfigError, config_folder, data_folder, needed
 from coder.tools.processes import adopt_orphans
 from coder.types import CoderError
 
+REFUSED = -32602  # the codes of errors
+NOT_FOUND = -32002
 LINE = 50 * 1024 * 1024  # bytes of a message that are read at once: a prompt may have images
 
 
@@ -35,7 +37,7 @@ def in_one_line() -> Iterator[None]:
     try:
         yield
     except (CoderError, ConfigError) as error:
-        raise acp.RequestError(-32602, str(error)) from None
+        raise acp.RequestError(REFUSED, str(error)) from None
 
 
 class Door:
@@ -59,9 +61,8 @@ class Door:
     ) -> acp.InitializeResponse:
         if protocol_version < acp.PROTOCOL_VERSION:
             theirs = f"the editor speaks version {protocol_version} of the protocol"
-            raise acp.RequestError(
-                -32602, f"{theirs}, coder speaks {acp.PROTOCOL_VERSION}: update the editor"
-            )
+            ours = f"coder speaks {acp.PROTOCOL_VERSION}: update the editor"
+            raise acp.RequestError(REFUSED, f"{theirs}, {ours}")
         self.offers = client_capabilities or self.offers
         return acp.InitializeResponse(
             protocol_version=acp.PROTOCOL_VERSION,
@@ -89,6 +90,10 @@ class Door:
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> acp.LoadSessionResponse:
         await self.close_session(session_id)
+        try:
+            await asyncio.to_thread(check_kept, session_id)
+        except CoderError as error:
+            raise acp.RequestError(NOT_FOUND, str(error)) from None
         talk = await self._open(cwd, mcp_servers or (), resume=session_id)
         session = talk.session
         for update in talk.updates.replay(session.messages, session.agent.state.tools):
@@ -129,7 +134,7 @@ class Door:
 
     def _talk(self, session_id: str) -> Talk:
         if session_id not in self.talks:
-            raise acp.RequestError(-32002, f"there is no open session {session_id}")
+            raise acp.RequestError(NOT_FOUND, f"there is no open session {session_id}")
         return self.talks[session_id]
 
     async def close(self) -> None:
@@ -182,21 +187,30 @@ def entry_of(server: Any) -> dict[str, Any]:
     return {"url": getattr(server, "url", ""), "headers": headers, "type": kind}
 
 
+def open_store() -> Any:
+    """The conversations of the user, in a `with`. Raises StoreError."""
+    return needed("coder.sessions.store", "a kept session").Store(data_folder() / "sessions.db")
+
+
+def check_kept(session_id: str) -> None:
+    """Raises StoreError for a conversation that is not there."""
+    with open_store() as store:
+        store.get(session_id)
+
+
 def kept_sessions(cwd: str | None) -> list[schema.SessionInfo]:
     """The conversations of a folder, or all. Raises StoreError."""
-    store = needed("coder.sessions.store", "a list").Store(data_folder() / "sessions.db")
-    try:
-        return [
-            schema.SessionInfo(
-                session_id=info.id,
-                cwd=info.directory,
-                title=info.title or info.first,
-                updated_at=datetime.fromtimestamp(info.updated / 1000, UTC).isoformat(),
-            )
-            for info in store.sessions(cwd)
-        ]
-    finally:
-        store.close()
+    with open_store() as store:
+        found = store.sessions(cwd)
+    return [
+        schema.SessionInfo(
+            session_id=info.id,
+            cwd=info.directory,
+            title=info.title or info.first,
+            updated_at=datetime.fromtimestamp(info.updated / 1000, UTC).isoformat(),
+        )
+        for info in found
+    ]
 
 
 # ---- the process ---------------------------------------------------------------------------------

@@ -226,6 +226,8 @@ class Talk:
         is_yolo = mode == YOLO
         self.session.use(agent="build" if is_yolo else mode)
         self.session.permissions.yolo = is_yolo
+        if self.session.conversation:  # the session may be loaded again before a prompt
+            self.session.conversation.keep_agent()
 
     def list_commands(self) -> schema.AvailableCommandsUpdate:
         """The update that offers the slash commands."""
