@@ -17,7 +17,6 @@ from tests.terminal import MARK, PATIENCE
 
 ROOT = Path(__file__).parents[1]
 FILES = schema.FileSystemCapabilities(read_text_file=True, write_text_file=True)
-FORMS = schema.ElicitationCapabilities(form=schema.ElicitationFormCapabilities())
 Choice = Callable[[str, list[schema.PermissionOption]], str]  # of the title and the options: an id
 
 
@@ -35,7 +34,6 @@ class Editor:
         self.shown: dict[str, list[Any]] = {}
         self.asked: list[tuple[str, dict[str, str]]] = []  # title, words of the options by id
         self.choose: Choice = once
-        self.form: dict[str, Any] | None = None  # how a form is filled in; None: it is declined
         self.unsaved: dict[str, str] = {}
         self.written: list[str] = []  # paths
         self.connection: Any = None
@@ -66,7 +64,6 @@ class Editor:
             env=environment(self.home, self.server),
             cwd=self.home,
             transport_kwargs={"stderr": None, "limit": 1 << 24},
-            use_unstable_protocol=True,  # for forms
         )
         self.connection, self.process = await self._program.__aenter__()
         await self.connection.initialize(acp.PROTOCOL_VERSION, client_capabilities=self.offers)
@@ -130,12 +127,6 @@ class Editor:
             answer = self.choose(title, options)
         outcome = schema.AllowedOutcome(outcome="selected", option_id=answer)
         return schema.RequestPermissionResponse(outcome=outcome)
-
-    async def create_elicitation(self, message: str, mode: Any, **_: Any) -> Any:
-        self.asked.append((message, {}))
-        if self.form is None:
-            return schema.DeclineElicitationResponse(action="decline")
-        return schema.AcceptElicitationResponse(action="accept", content=self.form)
 
     async def read_text_file(self, session_id: str, path: str, **_: Any) -> Any:
         text = self.unsaved.get(path)

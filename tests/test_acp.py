@@ -22,8 +22,9 @@ from acp import schema
 
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.doors.acp_updates import hunks_of
+from coder.extend.prompt_files import PromptFiles
 from coder.history import text_of
-from tests.editor import FILES, FORMS, Editor, environment, once
+from tests.editor import FILES, Editor, environment, once
 from tests.harness import commands, results, sent
 from tests.terminal import processes, running, until
 
@@ -64,14 +65,13 @@ def editor(started: Editor, script: Script) -> Editor:
 @pytest.fixture(scope="module")
 def started_able(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
     home = tmp_path_factory.mktemp("home")
-    offers = {"fs": FILES, "elicitation": FORMS}
-    with ScriptedServer(script) as server, Editor(home, server, **offers) as editor:
+    with ScriptedServer(script) as server, Editor(home, server, fs=FILES) as editor:
         yield editor
 
 
 @pytest.fixture
 def able(started_able: Editor, script: Script) -> Editor:
-    """An editor that offers its file system, and forms."""
+    """An editor that offers its file system."""
     return fresh(started_able, script)
 
 
@@ -195,7 +195,10 @@ def test_hunks_are_told_apart_by_their_sizes(tmp_path: Path) -> None:
     diff = "--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n--- a/y\n-+++ b/y\n+z\n@@ -9 +8,0 @@\n-end"
     found = [(each.path, each.line, each.old, each.new) for each in hunks_of(diff, tmp_path)]
     path = str(tmp_path / "x")
-    assert found == [(path, 1, ["-- a/y", "+++ b/y"], ["z"]), (path, 8, ["end"], [])]
+    assert found == [
+        (path, 1, ["-- a/y\n", "+++ b/y\n"], ["z\n"]),
+        (path, 8, ["end\n"], []),
+    ]
 
 
 def test_what_a_sub_agent_does_is_shown_and_asked(
@@ -251,7 +254,7 @@ def test_what_comes_with_a_prompt_reaches_the_model(editor: Editor, tmp_path: Pa
     [
         pytest.param("once", True, 2, id="once"),
         pytest.param("always", True, 1, id="always"),
-        pytest.param("no", False, 2, id="no"),
+        pytest.param("reject", False, 2, id="no"),
         pytest.param("unheard of", False, 2, id="unknown option"),
     ],
 )
@@ -270,7 +273,7 @@ def test_permission_is_asked(
     assert options == {
         "once": "Allow once",
         "always": "Always: exactly this command (touch made)",
-        "no": "No",
+        "reject": "No",
     }
 
 
@@ -283,18 +286,27 @@ def test_what_cannot_be_seen_is_made_visible_in_a_question(
 
 
 @pytest.mark.parametrize(
-    ("choices", "asked", "result"),
+    ("choices", "answer", "asked", "result"),
     [
-        pytest.param(["Oslo", "Rome"], "Which?", "Rome", id="a choice"),
-        pytest.param([], "", "answers it with the next prompt", id="a text"),
+        pytest.param(["Oslo", "Rome"], "Rome", "Which?", "Rome", id="a choice"),
+        pytest.param(
+            ["yes", "no"], "reject", "Which?", "answers it with the next prompt", id="no choice"
+        ),
+        pytest.param([], "", "", "answers it with the next prompt", id="a text"),
     ],
 )
-def test_the_model_asks_an_editor_without_forms(
-    editor: Editor, script: Script, tmp_path: Path, choices: list[str], asked: str, result: str
+def test_the_model_asks_the_user(
+    editor: Editor,
+    script: Script,
+    tmp_path: Path,
+    choices: list[str],
+    answer: str,
+    asked: str,
+    result: str,
 ) -> None:
     call = ("ask_user", {"question": "Which?", "options": choices})
     script.replies = [Reply(calls=[call]), Reply("Done.")]
-    editor.choose = lambda title, options: "Rome"
+    editor.choose = lambda title, options: answer
     session = editor.open(tmp_path)
     editor.prompt(session, "Go.")
     assert [title for title, _ in editor.asked] == ([asked] if asked else [])
@@ -302,29 +314,11 @@ def test_the_model_asks_an_editor_without_forms(
     assert result in results(editor.server)[-1]
 
 
-@pytest.mark.parametrize(
-    ("form", "result"),
-    [
-        pytest.param({"answer": "Bergen"}, "Bergen", id="filled in"),
-        pytest.param(None, "The user gave no answer", id="declined"),
-    ],
-)
-def test_the_model_asks_with_a_form(
-    able: Editor, script: Script, tmp_path: Path, form: Any, result: str
-) -> None:
-    call = ("ask_user", {"question": "Which?", "options": ["Oslo", "Rome"]})
-    script.replies = [Reply(calls=[call]), Reply("Done.")]
-    able.form = form
-    able.prompt(able.open(tmp_path), "Go.")
-    assert able.asked == [("Which?\n- Oslo\n- Rome", {})]
-    assert result in results(able.server)[-1]
-
-
 def test_a_call_that_repeats_itself_is_asked_about(
     editor: Editor, script: Script, tmp_path: Path
 ) -> None:
     script.replies = [Reply(calls=[("ls", {})])]
-    editor.choose = lambda title, options: "no"
+    editor.choose = lambda title, options: "reject"
     session = editor.open(tmp_path)
     assert editor.prompt(session, "Go.") == "max_turn_requests"
     assert editor.asked[0][0] == "ls with the same arguments, 3 times in a row"
@@ -383,7 +377,7 @@ def test_commands_and_skills_are_offered_and_used(editor: Editor, tmp_path: Path
     until_listed(editor, session)
     [listed] = editor.updates(session, "available_commands_update")
     names = [each.name for each in listed.available_commands]
-    assert names == ["compact", "summary", "undo", "redo", "hello", "init", "review", "rain", "pdf"]
+    assert names == ["pdf", "rain", "init", "review", "hello", "compact", "summary", "undo", "redo"]
     editor.prompt(session, "/hello Ann")
     assert sent(editor.server)[-1] == "Say hello to Ann."
     editor.prompt(session, "/pdf a.pdf")
@@ -404,17 +398,20 @@ def until_listed(editor: Editor, session: str) -> None:
     editor.run(wait())
 
 
-@pytest.mark.parametrize("answer", ["yes", "no"])
-def test_a_command_of_the_project_needs_trust(editor: Editor, tmp_path: Path, answer: str) -> None:
-    file = tmp_path / ".coder" / "commands" / "deploy.md"
-    file.parent.mkdir(parents=True)
-    file.write_text("Deploy it.")
-    editor.choose = lambda title, options: answer
+@pytest.mark.parametrize("answer", ["yes", "no", ""])
+def test_a_command_of_the_project_is_offered_if_it_is_trusted(
+    editor: Editor, tmp_path: Path, answer: str
+) -> None:
+    path = tmp_path / ".coder" / "commands" / "deploy.md"
+    path.parent.mkdir(parents=True)
+    path.write_text("Deploy it.")
+    answers = editor.home / ".local" / "share" / "coder" / "answers.json"
+    files = PromptFiles([editor.home], [tmp_path / ".coder"], answers)
+    if answer:
+        files.answer([files.commands["deploy"]], answer)
     session = editor.open(tmp_path)
-    before = len(editor.server.requests)
-    assert editor.prompt(session, "/deploy") == "end_turn"
-    assert str(file) in editor.asked[0][0]
-    assert len(editor.server.requests) - before == (answer == "yes")
+    editor.prompt(session, "/deploy")
+    assert sent(editor.server)[-1] == ("Deploy it." if answer == "yes" else "/deploy")
 
 
 def test_a_run_is_undone_and_redone(editor: Editor, script: Script, tmp_path: Path) -> None:
@@ -458,16 +455,6 @@ def test_a_cancel_ends_a_question(editor: Editor, script: Script, tmp_path: Path
     turn = cancelled(editor, session, "Go.", lambda: bool(editor.asked))
     assert turn == "cancelled"
     assert not (tmp_path / "made").exists()
-
-
-def test_a_cancel_ends_a_question_before_a_command(editor: Editor, tmp_path: Path) -> None:
-    file = tmp_path / ".coder" / "commands" / "deploy.md"
-    file.parent.mkdir(parents=True)
-    file.write_text("Deploy it.")
-    editor.choose = away
-    session = editor.open(tmp_path)
-    turn = cancelled(editor, session, "/deploy", lambda: bool(editor.asked))
-    assert turn == "cancelled"
 
 
 def test_a_cancel_ends_a_summary(editor: Editor, script: Script, tmp_path: Path) -> None:

@@ -28,16 +28,25 @@ from coder.types import CoderError
 
 REFUSED = -32602  # the codes of errors
 NOT_FOUND = -32002
-LINE = 50 * 1024 * 1024  # bytes of a message that are read at once: a prompt may have images
+LINE = 50_000_000  # bytes of a message that are read at once: a prompt may have images
+CAPABILITIES = schema.AgentCapabilities(
+    load_session=True,
+    prompt_capabilities=schema.PromptCapabilities(image=True, embedded_context=True),
+    mcp_capabilities=schema.McpCapabilities(http=True),
+    session_capabilities=schema.SessionCapabilities(
+        list=schema.SessionListCapabilities(),
+        close=schema.SessionCloseCapabilities(),
+    ),
+)
 
 
 @contextmanager
-def in_one_line() -> Iterator[None]:
+def in_one_line(code: int = REFUSED) -> Iterator[None]:
     """Report what is wrong with a request as an error of it."""
     try:
         yield
     except (CoderError, ConfigError) as error:
-        raise acp.RequestError(REFUSED, str(error)) from None
+        raise acp.RequestError(code, str(error)) from None
 
 
 class Door:
@@ -47,8 +56,7 @@ class Door:
 
     def __init__(self) -> None:
         self.talks: dict[str, Talk] = {}
-        self.offers = schema.ClientCapabilities()  # of the editor
-        self._later: set[asyncio.Task[None]] = set()
+        self.has_files = False  # the editor lets others read and write its texts
 
     def on_connect(self, conn: acp.Client) -> None:
         self.client = conn
@@ -59,23 +67,17 @@ class Door:
         client_capabilities: schema.ClientCapabilities | None = None,
         **_: Any,
     ) -> acp.InitializeResponse:
-        if protocol_version < acp.PROTOCOL_VERSION:
+        ours = acp.PROTOCOL_VERSION
+        if protocol_version < ours:
             theirs = f"the editor speaks version {protocol_version} of the protocol"
-            ours = f"coder speaks {acp.PROTOCOL_VERSION}: update the editor"
-            raise acp.RequestError(REFUSED, f"{theirs}, {ours}")
-        self.offers = client_capabilities or self.offers
+            raise acp.RequestError(REFUSED, f"{theirs}, coder speaks {ours}: update the editor")
+        files = client_capabilities.fs if client_capabilities else None
+        if files:
+            self.has_files = bool(files.read_text_file and files.write_text_file)
         return acp.InitializeResponse(
-            protocol_version=acp.PROTOCOL_VERSION,
+            protocol_version=ours,
             agent_info=schema.Implementation(name="coder", version=__version__),
-            agent_capabilities=schema.AgentCapabilities(
-                load_session=True,
-                prompt_capabilities=schema.PromptCapabilities(image=True, embedded_context=True),
-                mcp_capabilities=schema.McpCapabilities(http=True),
-                session_capabilities=schema.SessionCapabilities(
-                    list=schema.SessionListCapabilities(),
-                    close=schema.SessionCloseCapabilities(),
-                ),
-            ),
+            agent_capabilities=CAPABILITIES,
         )
 
     # -- sessions
@@ -83,44 +85,36 @@ class Door:
     async def new_session(
         self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> acp.NewSessionResponse:
-        talk = await self._open(cwd, mcp_servers or ())
+        talk = await self._open(cwd, mcp_servers)
         return acp.NewSessionResponse(session_id=talk.session.id, modes=talk.modes)
 
     async def load_session(
         self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> acp.LoadSessionResponse:
         await self.close_session(session_id)
-        try:
+        with in_one_line(NOT_FOUND):
             await asyncio.to_thread(check_kept, session_id)
-        except CoderError as error:
-            raise acp.RequestError(NOT_FOUND, str(error)) from None
-        talk = await self._open(cwd, mcp_servers or (), resume=session_id)
+        talk = await self._open(cwd, mcp_servers, resume=session_id)
         session = talk.session
         for update in talk.updates.replay(session.messages, session.agent.state.tools):
             await talk.send(update)
         return acp.LoadSessionResponse(modes=talk.modes)
 
-    async def _open(self, cwd: str, servers: Sequence[Any], resume: str = "") -> Talk:
-        buffers: Buffers | None = None
-        files = self.offers.fs
-        if files and files.read_text_file and files.write_text_file:
-            buffers = Buffers(self.client, asyncio.get_running_loop())
+    async def _open(self, cwd: str, servers: Sequence[Any] | None, resume: str = "") -> Talk:
+        hooks: list[Buffers] = []
+        if self.has_files:
+            hooks.append(Buffers(self.client, asyncio.get_running_loop()))
         with in_one_line():
-            session = await asyncio.to_thread(open_session, cwd, servers, resume, buffers)
-        if buffers:
+            session = await asyncio.to_thread(open_session, cwd, resume, servers, hooks)
+        for buffers in hooks:
             buffers.session_id = session.id
-        forms = self.offers.elicitation
-        talk = Talk(session, self.client, has_forms=bool(forms and forms.form))
+        talk = Talk(session, self.client)
         self.talks[session.id] = talk
         # It comes after the response, with which the editor gets the id
-        listing = asyncio.create_task(talk.send(talk.list_commands()))
-        self._later.add(listing)
-        listing.add_done_callback(self._later.discard)
+        talk.listing = asyncio.create_task(talk.list_commands())
         return talk
 
-    async def list_sessions(
-        self, cwd: str | None = None, **_: Any
-    ) -> acp.schema.ListSessionsResponse:
+    async def list_sessions(self, cwd: str | None = None, **_: Any) -> schema.ListSessionsResponse:
         with in_one_line():
             found = await asyncio.to_thread(kept_sessions, cwd)
         return schema.ListSessionsResponse(sessions=found)
@@ -132,20 +126,23 @@ class Door:
             await asyncio.to_thread(talk.session.close)
         return schema.CloseSessionResponse()
 
+    async def close(self) -> None:
+        """End all runs and sessions."""
+        closing = [self.close_session(session_id) for session_id in list(self.talks)]
+        await asyncio.gather(*closing)
+
+    # -- turns
+
     def _talk(self, session_id: str) -> Talk:
         if session_id not in self.talks:
             raise acp.RequestError(NOT_FOUND, f"there is no open session {session_id}")
         return self.talks[session_id]
 
-    async def close(self) -> None:
-        """End all runs and sessions."""
-        await asyncio.gather(*[self.close_session(each) for each in [*self.talks]])
-
-    # -- turns
-
     async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> acp.PromptResponse:
+        talk = self._talk(session_id)
         with in_one_line():
-            return acp.PromptResponse(stop_reason=await self._talk(session_id).prompt(prompt))
+            stop_reason = await talk.prompt(prompt)
+        return acp.PromptResponse(stop_reason=stop_reason)
 
     async def cancel(self, session_id: str, **_: Any) -> None:
         if session_id in self.talks:
@@ -154,26 +151,29 @@ class Door:
     async def set_session_mode(
         self, session_id: str, mode_id: str, **_: Any
     ) -> acp.SetSessionModeResponse:
+        talk = self._talk(session_id)
         with in_one_line():
-            self._talk(session_id).set_mode(mode_id)
+            talk.set_mode(mode_id)
         return acp.SetSessionModeResponse()
 
 
 # ---- in threads ----------------------------------------------------------------------------------
 
 
-def open_session(cwd: str, servers: Sequence[Any], resume: str, buffers: Buffers | None) -> Session:
-    """A session for the editor. Raises CoderError."""
-    hooks = [buffers] if buffers else []
-    if not servers:
-        return Session.open(cwd, resume=resume, hooks=hooks)
-    module = needed("coder.extend.mcp", "an MCP server")
-    more = {server.name: entry_of(server) for server in servers}
-    started = module.Servers(config_folder() / "mcp.json", Path(cwd), more)
+def open_session(
+    cwd: str, resume: str, servers: Sequence[Any] | None, hooks: Sequence[Buffers]
+) -> Session:
+    """A session for the editor, with the MCP servers that it names. Raises CoderError."""
+    started = None
+    if servers:
+        module = needed("coder.extend.mcp", "an MCP server")
+        more = {server.name: entry_of(server) for server in servers}
+        started = module.Servers(config_folder() / "mcp.json", Path(cwd), more)
     try:
         return Session.open(cwd, resume=resume, hooks=hooks, servers=started)
-    except BaseException:
-        started.close()
+    except CoderError:
+        if started:
+            started.close()
         raise
 
 
@@ -182,14 +182,16 @@ def entry_of(server: Any) -> dict[str, Any]:
     if isinstance(server, schema.McpServerStdio):
         variables = {variable.name: variable.value for variable in server.env}
         return {"command": server.command, "args": server.args, "env": variables}
-    headers = {header.name: header.value for header in getattr(server, "headers", ())}
-    kind = getattr(server, "type", "")
-    return {"url": getattr(server, "url", ""), "headers": headers, "type": kind}
+    if not isinstance(server, schema.HttpMcpServer):
+        return {}  # of a kind that is not offered: a notice says so
+    headers = {header.name: header.value for header in server.headers}
+    return {"url": server.url, "headers": headers}
 
 
 def open_store() -> Any:
     """The conversations of the user, in a `with`. Raises StoreError."""
-    return needed("coder.sessions.store", "a kept session").Store(data_folder() / "sessions.db")
+    module = needed("coder.sessions.store", "a kept session")
+    return module.Store(data_folder() / "sessions.db")
 
 
 def check_kept(session_id: str) -> None:
@@ -202,15 +204,18 @@ def kept_sessions(cwd: str | None) -> list[schema.SessionInfo]:
     """The conversations of a folder, or all. Raises StoreError."""
     with open_store() as store:
         found = store.sessions(cwd)
-    return [
-        schema.SessionInfo(
-            session_id=info.id,
-            cwd=info.directory,
-            title=info.title or info.first,
-            updated_at=datetime.fromtimestamp(info.updated / 1000, UTC).isoformat(),
+    listed: list[schema.SessionInfo] = []
+    for info in found:
+        updated = datetime.fromtimestamp(info.updated / 1000, UTC)
+        listed.append(
+            schema.SessionInfo(
+                session_id=info.id,
+                cwd=info.directory,
+                title=info.title or info.first,
+                updated_at=updated.isoformat(),
+            )
         )
-        for info in found
-    ]
+    return listed
 
 
 # ---- the process ---------------------------------------------------------------------------------
@@ -230,6 +235,7 @@ async def serve() -> None:
         reader, writer = await acp.stdio_streams(limit=LINE)
     door = Door()
     try:
-        await acp.run_agent(cast(acp.Agent, door), writer, reader, use_unstable_protocol=True)
+        agent = cast(acp.Agent, door)  # it has none of the optional methods
+        await acp.run_agent(agent, writer, reader, use_unstable_protocol=True)
     finally:
         await door.close()

@@ -1,10 +1,10 @@
-"""The slash commands of an editor: what a session does without a terminal, those of plugins and of
-files, and the skills.
+"""The slash commands of an editor: what a session does without a terminal, prompts, plugins' and
+files' commands, and skills.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,35 +24,39 @@ Begin = Callable[[Session, str], str | Events[object]]
 
 @dataclass(frozen=True)
 class Command:
-    """`hint` says what can follow the name. `file`: where the command is from, if it is a file."""
+    """`hint` says what can follow the name, if anything can."""
 
     about: str
     begin: Begin
     hint: str = ""
-    file: PromptFile | None = None
 
 
 def commands_of(session: Session) -> dict[str, Command]:
-    """All commands, by name; the first with a name has it, and files replace mere prompts."""
+    """All commands, by name; of two with a name the later one here is used.
+
+    Of the project's files those count that the user trusts, who is asked in a terminal.
+    """
+    found: dict[str, Command] = {}
     files = session.parts.prompt_files
     plugins = session.parts.plugins
-    found = dict(DONE)
-    for name, file in (files.commands if files else {}).items():
-        found.setdefault(name, Command(file.description, partial(fill, file), "words", file))
-    for name, command in PROMPTS.items():
-        found.setdefault(name, command)
-    for plugin in plugins.commands if plugins else ():
-        found.setdefault(plugin.name, Command(plugin.help, partial(run_plugin, plugin), "words"))
-    for name, skill in (files.skills if files else {}).items():
-        found.setdefault(name, Command(skill.description, partial(use, skill), "task", skill))
-    return found
+    if files:
+        for skill in trusted(files.skills):
+            found[skill.name] = Command(skill.description, partial(use, skill), "task")
+    if plugins:
+        for plugin in plugins.commands:
+            found[plugin.name] = Command(plugin.help, partial(run_plugin, plugin), "words")
+    found |= PROMPTS
+    if files:
+        for file in trusted(files.commands):
+            found[file.name] = Command(file.description, partial(fill, file), "words")
+    return found | DONE
 
 
-# ---- what is done by the session itself ----------------------------------------------------------
+def trusted(files: Mapping[str, PromptFile]) -> list[PromptFile]:
+    return [file for file in files.values() if file.answer == "yes"]
 
 
-def compact(session: Session, focus: str) -> Events[object]:
-    return session.compact(focus)
+# ---- what is done instead of a prompt ------------------------------------------------------------
 
 
 def summary(session: Session, words: str) -> Events[object]:
@@ -66,26 +70,34 @@ def tell(run: Events[str]) -> Events[None]:
 
 
 def undo(session: Session, words: str) -> Events[None]:
-    yield TextDelta(say_undone("Undone", session.undo()))
+    result = session.undo()
+    yield TextDelta(say("Undone", result))
 
 
 def redo(session: Session, words: str) -> Events[None]:
-    yield TextDelta(say_undone("Redone", session.redo()))
+    result = session.redo()
+    yield TextDelta(say("Redone", result))
 
 
-def say_undone(done: str, result: UndoResult) -> str:
+def say(done: str, result: UndoResult) -> str:
+    """What an undo has done."""
     if result.problem:
         return result.problem
-    lines = [f"{done}: {', '.join(result.paths) or 'no file was changed'}."]
+    text = f"{done}: {', '.join(result.paths) or 'no file was changed'}."
     if result.lost:
-        lines.append(f"Not restored, since it is not kept: {', '.join(result.lost)}.")
+        text += f"\nNot restored, since it is not kept: {', '.join(result.lost)}."
     if result.is_partly_known:
-        lines.append("A command of this run may have changed more files.")
-    return "\n".join(lines)
+        text += "\nA command of this run may have changed more files."
+    return text
+
+
+def run_plugin(plugin: PluginCommand, session: Session, words: str) -> Events[None]:
+    text = plugin.function(words)
+    yield TextDelta(str(text or ""))
 
 
 DONE = {
-    "compact": Command("shorten the conversation", compact, "what matters most"),
+    "compact": Command("shorten the conversation", Session.compact, "what matters most"),
     "summary": Command("tell what happened in this conversation", summary),
     "undo": Command("undo the last run: its file changes and its messages", undo),
     "redo": Command("redo what was undone", redo),
@@ -95,17 +107,13 @@ DONE = {
 
 
 def init(session: Session, words: str) -> str:
-    return str(needed("coder.agent.instructions", "/init").INIT)
+    module = needed("coder.agent.instructions", "/init")
+    return str(module.INIT)
 
 
 def review(session: Session, what: str) -> str:
-    return str(needed("coder.agent.instructions", "/review").review(what))
-
-
-PROMPTS = {
-    "init": Command("let the model write AGENTS.md for this project", init),
-    "review": Command("let the model review what is not committed", review, "what else"),
-}
+    module = needed("coder.agent.instructions", "/review")
+    return str(module.review(what))
 
 
 def fill(file: PromptFile, session: Session, words: str) -> str:
@@ -116,5 +124,7 @@ def use(skill: PromptFile, session: Session, task: str) -> str:
     return f"Read {skill.path}, and follow it.\n\n{task}".strip()
 
 
-def run_plugin(plugin: PluginCommand, session: Session, words: str) -> Events[None]:
-    yield TextDelta(str(plugin.function(words) or ""))
+PROMPTS = {
+    "init": Command("let the model write AGENTS.md for this project", init),
+    "review": Command("let the model review what is not committed", review, "what else"),
+}

@@ -41,11 +41,10 @@ PROGRESS: dict[str, schema.PlanEntryStatus] = {
 }
 LIMITS = ("max_steps", "max_time", "doom_loop")  # their text is no answer of the model's
 MAX_SHOWN = 10_000  # characters of the output of a call that runs: each update repeats them
-IMAGE_URL = re.compile(r"data:(?P<kind>image/\w+);base64,(?P<data>.+)", re.S)
-HUNK = re.compile(
-    r"@@ -(?P<old_line>\d+)(?:,(?P<old_size>\d+))? \+(?P<line>\d+)(?:,(?P<size>\d+))? @@.*"
-)
+IMAGE_URL = re.compile(r"data:(?P<kind>image/\w+);base64,(?P<data>.+)")
+HUNK = re.compile(r"@@ -\d+(?:,(?P<old>\d+))? \+(?P<line>\d+)(?:,(?P<new>\d+))? @@")
 Update = Any  # one of a dozen classes of the package
+Content = Any  # what a call shows: text, an image, a diff
 
 
 class Updates:
@@ -59,14 +58,19 @@ class Updates:
         """The updates for an event; `caller` begins the ids of a sub-agent's calls."""
         match event:
             case events.ToolStart():
-                return [self._start(event, caller + event.id)]
+                return [self._begin_call(event, caller + event.id)]
             case events.ToolUpdate():
-                return [self._go_on(event, caller + event.id)]
+                return [self._show_output(event, caller + event.id)]
             case events.ToolEnd():
-                return self._end(event, caller + event.id)
-        return [] if caller else words_of(event)
+                return self._end_call(event, caller + event.id)
+        words = "" if caller else words_of(event)
+        if not words:
+            return []
+        if isinstance(event, events.TextDelta | events.RunEnd):
+            return [acp.update_agent_message_text(words)]
+        return [acp.update_agent_thought_text(words)]
 
-    def _start(self, event: events.ToolStart, call: str) -> Update:
+    def _begin_call(self, event: events.ToolStart, call: str) -> Update:
         return acp.start_tool_call(
             call,
             escape_invisible(event.title),
@@ -76,66 +80,75 @@ class Updates:
             raw_input=event.arguments,
         )
 
-    def _go_on(self, event: events.ToolUpdate, call: str) -> Update:
-        output = self._outputs.get(call, "") + event.text
-        self._outputs[call] = output[-MAX_SHOWN:]
-        return acp.update_tool_call(call, content=[block_of(self._outputs[call])])
-
-    def _end(self, event: events.ToolEnd, call: str) -> list[Update]:
-        self._outputs.pop(call, None)
-        result = event.result
-        hunks = hunks_of(result.details.get("diff", ""), self.cwd)
-        content = [hunk.content for hunk in hunks] or content_of(result.content)
-        places = [schema.ToolCallLocation(path=hunk.path, line=hunk.line) for hunk in hunks]
-        status: schema.ToolCallStatus = "failed" if event.is_error else "completed"
-        ended = acp.update_tool_call(call, status=status, content=content, locations=places or None)
-        if "todo" in result.details:
-            return [plan_of(result.details["todo"]), ended]
-        return [ended]
-
     def _places(self, arguments: Mapping[str, Any]) -> list[schema.ToolCallLocation]:
         """The files that a call names."""
-        paths = [header[2] for header in HEADER.finditer(str(arguments.get("patch", "")))]
+        patch = str(arguments.get("patch", ""))
+        paths = [header[2] for header in HEADER.finditer(patch)]
         if isinstance(arguments.get("path"), str):
             paths.append(arguments["path"])
         line = arguments.get("offset")
-        is_line = isinstance(line, int) and line > 0
-        return [
-            schema.ToolCallLocation(path=absolute(self.cwd, path), line=line if is_line else None)
-            for path in paths
-        ]
+        if not isinstance(line, int) or line < 1:
+            line = None
+        return [schema.ToolCallLocation(path=absolute(self.cwd, path), line=line) for path in paths]
+
+    def _show_output(self, event: events.ToolUpdate, call: str) -> Update:
+        output = self._outputs.get(call, "") + event.text
+        self._outputs[call] = output[-MAX_SHOWN:]
+        return acp.update_tool_call(call, content=[verbatim(self._outputs[call])])
+
+    def _end_call(self, event: events.ToolEnd, call: str) -> list[Update]:
+        self._outputs.pop(call, None)
+        details = event.result.details
+        hunks = hunks_of(details.get("diff", ""), self.cwd)
+        ended = acp.update_tool_call(
+            call,
+            status="failed" if event.is_error else "completed",
+            content=[hunk.content for hunk in hunks] or content_of(event.result.content),
+        )
+        if hunks:
+            ended.locations = [
+                schema.ToolCallLocation(path=hunk.path, line=hunk.line) for hunk in hunks
+            ]
+        if "todo" not in details:
+            return [ended]
+        return [plan_of(details["todo"]), ended]
 
     def question(self, question: PermissionAsked, call: str) -> schema.ToolCallUpdate:
         """What permission is asked for, with all that is to be decided on."""
         detail = escape_invisible(question.detail)
-        content: list[Any] = [hunk.content for hunk in hunks_of(detail, self.cwd)]
+        content: list[Content] = [hunk.content for hunk in hunks_of(detail, self.cwd)]
         if detail and not content:
-            content.append(block_of(detail))
+            content.append(verbatim(detail))
         if question.why:
-            content.append(block_of(escape_invisible(question.why)))
-        title = escape_invisible(f"{question.permission}: {question.pattern}")
+            content.append(verbatim(escape_invisible(question.why)))
         return schema.ToolCallUpdate(
-            tool_call_id=call, title=title, status="pending", content=content or None
+            tool_call_id=call,
+            title=escape_invisible(f"{question.permission}: {question.pattern}"),
+            status="pending",
+            content=content or None,
         )
 
-    # -- a conversation that goes on
-
     def replay(self, messages: Sequence[Message], tools: Toolset) -> Iterator[Update]:
-        """The updates for what was said and done before."""
+        """The updates for a conversation that goes on; the program's own messages have none."""
         for message in messages:
-            match message.get("role"):
-                case "user":
-                    yield from map_user(message)
-                case "assistant":
-                    if text_of(message):
-                        yield acp.update_agent_message_text(text_of(message))
-                    for call in calls_of(message):
-                        yield from self.of(_started(call, tools))
-                case "tool":
-                    yield from self.of(_ended(message))
+            meta = message.get("meta", {})
+            role = message["role"]
+            if role == "user" and not meta.get("own"):
+                for block in blocks_of(message["content"]):
+                    yield acp.update_user_message(block)
+            if role == "assistant" and text_of(message):
+                yield acp.update_agent_message_text(text_of(message))
+            for call in calls_of(message):
+                yield from self.of(begun(call, tools))
+            if role == "tool":
+                is_error = bool(meta.get("is_error"))
+                result = ToolResult(message["content"], is_error)
+                call_id = message["tool_call_id"]
+                yield from self.of(events.ToolEnd(call_id, "", result, is_error, seconds=0))
 
 
-def _started(call: Mapping[str, Any], tools: Toolset) -> events.ToolStart:
+def begun(call: Mapping[str, Any], tools: Toolset) -> events.ToolStart:
+    """The event with which a call of a message began."""
     name = call["function"]["name"]
     try:
         arguments = dict(json.loads(call["function"]["arguments"]))
@@ -145,54 +158,40 @@ def _started(call: Mapping[str, Any], tools: Toolset) -> events.ToolStart:
     return events.ToolStart(call["id"], name, arguments, title)
 
 
-def _ended(message: Message) -> events.ToolEnd:
-    is_error = bool(message.get("meta", {}).get("is_error"))
-    result = ToolResult(message["content"], is_error)
-    return events.ToolEnd(message["tool_call_id"], "", result, is_error, seconds=0)
-
-
-def map_user(message: Message) -> Iterator[Update]:
-    """A user's message, but for one that the program has written."""
-    if message.get("meta", {}).get("own"):
-        return
-    for block in blocks_of(message["content"]):
-        yield acp.update_user_message(block)
-
-
 # ---- texts and pictures --------------------------------------------------------------------------
 
 
-def words_of(event: Event) -> list[Update]:
+def words_of(event: Event) -> str:
     """What is said in an event."""
     match event:
-        case events.TextDelta(text=text):
-            return [acp.update_agent_message_text(text)]
-        case events.ReasoningDelta(text=text):
-            return [acp.update_agent_thought_text(text)]
+        case events.TextDelta(text=text) | events.ReasoningDelta(text=text):
+            return text
         case events.Notice(text=text):
-            return [acp.update_agent_thought_text(f"{text}\n")]
+            return f"{text}\n"
         case events.Retry(error=error, delay=delay):
-            again = f"\n{happened(error)}; the answer begins anew in {delay:.0f} s.\n"
-            return [acp.update_agent_thought_text(again)]
+            return f"\n{happened(error)}; the answer begins anew in {delay:.0f} s.\n"
         case events.RunEnd(stop_reason=reason, text=text) if reason in LIMITS:
-            return [acp.update_agent_message_text(f"\n{text}")]
-    return []
+            return f"\n{text}"
+    return ""
 
 
 def plan_of(items: Sequence[Mapping[str, str]]) -> Update:
     """The model's checklist."""
-    return acp.update_plan(
-        acp.plan_entry(item["text"], status=PROGRESS[item["status"]]) for item in items
-    )
+    entries: list[schema.PlanEntry] = []
+    for item in items:
+        status = PROGRESS[item["status"]]
+        entries.append(acp.plan_entry(item["text"], status=status))
+    return acp.update_plan(entries)
 
 
 def blocks_of(content: str | Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The content of a message or a result, as the protocol's blocks."""
+    """The content of a message, as the protocol's blocks."""
     if isinstance(content, str):
         return [acp.text_block(content)]
     blocks: list[Any] = []
     for part in content:
-        url = IMAGE_URL.fullmatch(str((part.get("image_url") or {}).get("url", "")))
+        image = part.get("image_url") or {}
+        url = IMAGE_URL.fullmatch(image.get("url", ""))
         if url:
             blocks.append(acp.image_block(url["data"], url["kind"]))
         elif part.get("type") == "image":
@@ -202,20 +201,24 @@ def blocks_of(content: str | Sequence[Mapping[str, Any]]) -> list[Any]:
     return blocks
 
 
-def content_of(content: str | Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The result of a call."""
-    shown: list[Any] = []
-    for block in blocks_of(content):
-        is_text = block.type == "text"
-        shown.append(block_of(block.text) if is_text else acp.tool_content(block))
-    return shown
+def content_of(result: str | Sequence[Mapping[str, Any]]) -> list[Content]:
+    """What a call has returned."""
+    content: list[Content] = []
+    for block in blocks_of(result):
+        if block.type == "text":
+            content.append(verbatim(block.text))
+        else:
+            content.append(acp.tool_content(block))
+    return content
 
 
-def block_of(text: str) -> Any:
-    """Text as it is: editors take it for Markdown."""
-    longest = max((len(ticks) for ticks in re.findall("`{3,}", text)), default=2)
-    fence = "`" * (longest + 1)
-    return acp.tool_content(acp.text_block(f"{fence}\n{text}\n{fence}"))
+def verbatim(text: str) -> Content:
+    """Text as it is, in a fence, since editors take it for Markdown."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    block = acp.text_block(f"{fence}\n{text}\n{fence}")
+    return acp.tool_content(block)
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -238,24 +241,21 @@ class Hunk:
     new: list[str] = field(default_factory=list)
 
     @property
-    def is_open(self) -> bool:
-        return len(self.old) < self.old_size or len(self.new) < self.new_size
+    def is_whole(self) -> bool:
+        return len(self.old) >= self.old_size and len(self.new) >= self.new_size
 
     def add(self, line: str) -> None:
         if not line.startswith("+"):
-            self.old.append(line[1:])
+            self.old.append(f"{line[1:]}\n")
         if not line.startswith("-"):
-            self.new.append(line[1:])
+            self.new.append(f"{line[1:]}\n")
 
     @property
-    def content(self) -> Any:
-        """As the protocol has it; no old text says that the file is new."""
-        old = joined(self.old) if self.old else None
-        return acp.tool_diff_content(self.path, joined(self.new), old)
-
-
-def joined(lines: Sequence[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
+    def content(self) -> Content:
+        """As the protocol has it; without an old text the file is new."""
+        old = "".join(self.old)
+        new = "".join(self.new)
+        return acp.tool_diff_content(self.path, new, old or None)
 
 
 def hunks_of(diff: str, cwd: Path) -> list[Hunk]:
@@ -263,13 +263,14 @@ def hunks_of(diff: str, cwd: Path) -> list[Hunk]:
     hunks: list[Hunk] = []
     path = ""
     for line in diff.split("\n"):
-        header = HUNK.fullmatch(line)
-        if hunks and hunks[-1].is_open:
+        if hunks and not hunks[-1].is_whole:
             hunks[-1].add(line)
-        elif line.startswith("+++ b/"):
+            continue
+        if line.startswith("+++ b/"):
             path = absolute(cwd, line.removeprefix("+++ b/"))
-        elif header:
-            old_size = int(header["old_size"] or 1)
-            new_size = int(header["size"] or 1)
+        header = HUNK.match(line)
+        if header:
+            old_size = int(header["old"] or 1)
+            new_size = int(header["new"] or 1)
             hunks.append(Hunk(path, int(header["line"]), old_size, new_size))
     return hunks
