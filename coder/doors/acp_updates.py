@@ -41,8 +41,8 @@ PROGRESS: dict[str, schema.PlanEntryStatus] = {
 }
 LIMITS = ("max_steps", "max_time", "doom_loop")  # their text is no answer of the model's
 MAX_SHOWN = 10_000  # characters of the output of a call that runs: each update repeats them
-IMAGE_URL = re.compile(r"data:(?P<kind>image/\w+);base64,(?P<data>.+)")
-HUNK = re.compile(r"@@ -\d+(?:,(?P<old>\d+))? \+(?P<line>\d+)(?:,(?P<new>\d+))? @@")
+IMAGE_URL = r"data:(?P<kind>image/\w+);base64,(?P<data>.+)"
+HUNK = r"@@ -\d+(?:,(?P<old>\d+))? \+(?P<line>\d+)(?:,(?P<new>\d+))? @@"
 Update = Any  # one of a dozen classes of the package
 Content = Any  # what a call shows: text, an image, a diff
 
@@ -83,7 +83,7 @@ class Updates:
     def _places(self, arguments: Mapping[str, Any]) -> list[schema.ToolCallLocation]:
         """The files that a call names."""
         patch = str(arguments.get("patch", ""))
-        paths = [header[2] for header in HEADER.finditer(patch)]
+        paths = [header[2] for header in re.finditer(HEADER, patch)]
         if isinstance(arguments.get("path"), str):
             paths.append(arguments["path"])
         line = arguments.get("offset")
@@ -191,7 +191,7 @@ def blocks_of(content: str | Sequence[Mapping[str, Any]]) -> list[Any]:
     blocks: list[Any] = []
     for part in content:
         image = part.get("image_url") or {}
-        url = IMAGE_URL.fullmatch(image.get("url", ""))
+        url = re.fullmatch(IMAGE_URL, image.get("url", ""))
         if url:
             blocks.append(acp.image_block(url["data"], url["kind"]))
         elif part.get("type") == "image":
@@ -268,7 +268,7 @@ def hunks_of(diff: str, cwd: Path) -> list[Hunk]:
             continue
         if line.startswith("+++ b/"):
             path = absolute(cwd, line.removeprefix("+++ b/"))
-        header = HUNK.match(line)
+        header = re.match(HUNK, line)
         if header:
             old_size = int(header["old"] or 1)
             new_size = int(header["new"] or 1)
