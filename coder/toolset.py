@@ -65,7 +65,7 @@ class ToolContext:
     read_only: bool = False  # the agent changes nothing: what a tool starts may not either
     confine: Any = None  # starts child processes confined (permissions/sandbox.py)
     redact: Callable[[str], str] = keep  # takes the values of keys out (permissions/redact.py)
-    editor: Any = None  # which has unsaved texts of files (Editor in tools/workspace.py)
+    editor: Any = None  # which has unsaved texts of files (Editor in tools/text.py)
 
     def update(self, text: str) -> None:
         """Show output while the tool works: when it yields next, or returns."""

@@ -31,7 +31,7 @@ class Buffers(Hooks):
 
 
 class OpenFiles:
-    """The files in the editor, for one call (an Editor of tools/workspace.py)."""
+    """The files in the editor, for one call (an Editor of tools/text.py)."""
 
     def __init__(self, buffers: Buffers, abort: Abort) -> None:
         self.buffers = buffers

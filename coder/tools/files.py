@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from coder.tools import paths, slips, workspace
 from coder.tools.edit import create_file, replace_text
-from coder.tools.text import load_known
+from coder.tools.text import load_known, open_text
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
@@ -68,7 +68,7 @@ def read(
     first = offset or line or 1
     wanted = min(max(1, limit), MAX_LINES)
     with paths.naming_near(ctx, path):
-        file = workspace.opened_with_changes(ctx, target, name)
+        file = open_text(ctx, target, name)
     with file:
         page, digest = _read_page(ctx, file, name, first, wanted)
     ctx.seen[target] = digest

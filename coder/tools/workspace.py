@@ -20,9 +20,9 @@ import stat
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
-from io import BufferedReader, BytesIO
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from coder.tools.secrets import holds_secrets
 from coder.types import ToolError
@@ -42,24 +42,11 @@ TOOL_FOLDERS = {
     ".mypy_cache",
     ".cache",
 }
-MAX_IN_EDITOR = 5_000_000  # bytes; an editor is not asked to open a larger file
 KERNEL = "/(?:proc|sys|dev(?!/shm/))/"  # what is there may look regular and is not
 
 
 class MissingFileError(ToolError):
     """There is nothing at a path."""
-
-
-class Editor(Protocol):
-    """The program in which the user edits files. Its methods raise ToolError and Aborted."""
-
-    def unsaved(self, path: Path, saved: bytes) -> bytes | None:
-        """The text that the user has of a file; None if it is what is `saved` on disk."""
-        ...
-
-    def write(self, path: Path, data: bytes) -> bool:
-        """Replace and save a text that `unsaved` has returned; False if it has returned none."""
-        ...
 
 
 # ---- what a path leads to -------------------------------------------------------------------
@@ -196,23 +183,6 @@ def opened(target: Path, name: str) -> BufferedReader:
     if stat.S_ISDIR(mode):
         raise ToolError(f"{name} is a folder: name a file in it")
     raise ToolError(f"{name} is not a regular file")
-
-
-def opened_with_changes(ctx: ToolContext, target: Path, name: str) -> IO[bytes]:
-    """A file as the user has it, to read from: with what is not saved in the editor.
-
-    Raises ToolError.
-    """
-    editor: Editor | None = ctx.editor
-    file = opened(target, name)
-    if editor is None or os.fstat(file.fileno()).st_size > MAX_IN_EDITOR:
-        return file
-    unsaved = editor.unsaved(target, file.read())
-    if unsaved is None:
-        file.seek(0)
-        return file
-    file.close()
-    return BytesIO(unsaved)
 
 
 def temporary_name() -> str:
