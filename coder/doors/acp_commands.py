@@ -41,14 +41,26 @@ def commands_of(session: Session) -> dict[str, Command]:
     plugins = session.parts.plugins
     if files:
         for skill in trusted(files.skills):
-            found[skill.name] = Command(skill.description, partial(use, skill), "task")
+            found[skill.name] = Command(
+                skill.description,
+                partial(use, skill),
+                "task",
+            )
     if plugins:
         for plugin in plugins.commands:
-            found[plugin.name] = Command(plugin.help, partial(run_plugin, plugin), "words")
+            found[plugin.name] = Command(
+                plugin.help,
+                partial(run_plugin, plugin),
+                "words",
+            )
     found |= PROMPTS
     if files:
         for file in trusted(files.commands):
-            found[file.name] = Command(file.description, partial(fill, file), "words")
+            found[file.name] = Command(
+                file.description,
+                partial(fill, file),
+                "words",
+            )
     return found | DONE
 
 

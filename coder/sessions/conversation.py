@@ -122,7 +122,7 @@ class Conversation:
         self.store.rename(self.recorder.session_id, title)
 
     def keep_agent(self) -> None:
-        """Write down who works, before the first message comes or after the last. Raises StoreError."""
+        """Write down who works, also before the first message comes. Raises StoreError."""
         info = self.recorder.info
         info.agent = self.agent_name
         with self.store.transaction() as db:
