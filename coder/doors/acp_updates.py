@@ -89,7 +89,11 @@ class Updates:
         line = arguments.get("offset")
         if not isinstance(line, int) or line < 1:
             line = None
-        return [schema.ToolCallLocation(path=absolute(self.cwd, path), line=line) for path in paths]
+        places: list[schema.ToolCallLocation] = []
+        for path in paths:
+            whole = absolute(self.cwd, path)
+            places.append(schema.ToolCallLocation(path=whole, line=line))
+        return places
 
     def _show_output(self, event: events.ToolUpdate, call: str) -> Update:
         output = self._outputs.get(call, "") + event.text
@@ -100,15 +104,15 @@ class Updates:
         self._outputs.pop(call, None)
         details = event.result.details
         hunks = hunks_of(details.get("diff", ""), self.cwd)
+        content = content_of(event.result.content)
+        if hunks:
+            content = [hunk.content for hunk in hunks]
         ended = acp.update_tool_call(
             call,
             status="failed" if event.is_error else "completed",
-            content=[hunk.content for hunk in hunks] or content_of(event.result.content),
+            content=content,
+            locations=[hunk.place for hunk in hunks] or None,
         )
-        if hunks:
-            ended.locations = [
-                schema.ToolCallLocation(path=hunk.path, line=hunk.line) for hunk in hunks
-            ]
         if "todo" not in details:
             return [ended]
         return [plan_of(details["todo"]), ended]
@@ -142,9 +146,14 @@ class Updates:
                 yield from self.of(begun(call, tools))
             if role == "tool":
                 is_error = bool(meta.get("is_error"))
-                result = ToolResult(message["content"], is_error)
-                call_id = message["tool_call_id"]
-                yield from self.of(events.ToolEnd(call_id, "", result, is_error, seconds=0))
+                ended = events.ToolEnd(
+                    id=message["tool_call_id"],
+                    name="",
+                    result=ToolResult(message["content"], is_error),
+                    is_error=is_error,
+                    seconds=0,
+                )
+                yield from self.of(ended)
 
 
 def begun(call: Mapping[str, Any], tools: Toolset) -> events.ToolStart:
@@ -249,6 +258,10 @@ class Hunk:
             self.old.append(f"{line[1:]}\n")
         if not line.startswith("-"):
             self.new.append(f"{line[1:]}\n")
+
+    @property
+    def place(self) -> schema.ToolCallLocation:
+        return schema.ToolCallLocation(path=self.path, line=self.line)
 
     @property
     def content(self) -> Content:
