@@ -190,7 +190,7 @@ class Crew:
         self, model: ChatModel, permissions: Permissions, users: Sequence[Hooks]
     ) -> tuple[HookChain, Compaction | None]:
         """The hooks of an agent, in their order, and the compaction among them, if it is on."""
-        hooks: list[Hooks] = [permissions, *users]
+        hooks: list[Hooks] = [permissions, *users, *self.options.hooks]
         if self.parts.sandbox:
             hooks.append(self.parts.sandbox)
         instructions = optional("coder.agent.instructions")

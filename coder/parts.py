@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from coder.extend.mcp import Servers
     from coder.extend.plugins import Plugins
     from coder.extend.prompt_files import PromptFiles
+    from coder.hooks import Hooks
     from coder.permissions.redact import Redactor
     from coder.permissions.sandbox import Sandbox
     from coder.providers.errors import RetryPolicy
@@ -73,6 +74,7 @@ class Keywords(TypedDict, total=False):
     ask_timeout: float | None
     yolo: bool
     tools: Iterable[Tool | Callable[..., Any]]
+    hooks: Sequence[Hooks]
     system: str
     append_system: str
     compaction: bool
@@ -99,6 +101,7 @@ class Options:
     tools: Sequence[Tool]
     agent: str = ""
     resume: str | bool = ""
+    hooks: Sequence[Hooks] = ()
     ask: bool = True
     ask_timeout: float | None = None
     yolo: bool = False

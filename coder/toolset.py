@@ -59,12 +59,13 @@ class ToolContext:
     # A digest of each file as this session last read or wrote it; None: only its name was told
     seen: dict[Path, Any] = field(default_factory=dict)
 
-    # From hooks: the permissions, the sandbox, the redaction
+    # From hooks: the permissions, the sandbox, the redaction, the editor
     authorize: Authorize | None = None
     secret: Callable[[str], bool] | None = None  # may this file only be searched with permission?
     read_only: bool = False  # the agent changes nothing: what a tool starts may not either
     confine: Any = None  # starts child processes confined (permissions/sandbox.py)
     redact: Callable[[str], str] = keep  # takes the values of keys out (permissions/redact.py)
+    editor: Any = None  # which has unsaved texts of files (Editor in tools/text.py)
 
     def update(self, text: str) -> None:
         """Show output while the tool works: when it yields next, or returns."""

@@ -195,6 +195,8 @@ def test_every_block_is_accepted_by_what_reads_it(tmp_path: Path) -> None:
             assert command_hooks(tmp_path / "hooks.json")
         elif "mcpServers" in data:
             assert set(expand(data, ROOT)["mcpServers"]) == {"git", "docs"}
+        elif "agent_servers" in data:
+            assert data["agent_servers"]["coder"]["args"] == ["acp"]
         elif "edit" in data:
             assert rules_of(data, "a file")
         else:

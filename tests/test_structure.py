@@ -53,6 +53,12 @@ TOP = {"coder", "coder.__main__"}
 
 # Modules that only their own subcommand imports, with their libraries
 OF_A_SUBCOMMAND = {"coder.cli.batch", "coder.doors.mcp_server", "coder.doors.ray_engine"}
+OF_ACP = {
+    "coder.doors.acp",
+    "coder.doors.acp_buffers",
+    "coder.doors.acp_talk",
+    "coder.doors.acp_updates",
+}
 OF_SERVE = {
     "coder.doors.serve",
     "coder.doors.serve_openapi",
@@ -61,9 +67,10 @@ OF_SERVE = {
     "coder.doors.serve_routes",
     "coder.doors.serve_sessions",
 }
+OF_DOORS = OF_A_SUBCOMMAND | OF_ACP | OF_SERVE
 
 LIBRARIES = {"ray", "openai", "httpx2", "httpx", "dotenv", "rich", "markdown_it", "mcp"}
-LIBRARIES |= {"starlette", "uvicorn"}
+LIBRARIES |= {"acp", "starlette", "uvicorn"}
 
 
 def layer(module: str) -> int:
@@ -158,6 +165,7 @@ def test_the_libraries_have_one_place_each_and_are_imported_late() -> None:
         "coder.extend.mcp_transport",
         "coder.doors.mcp_server",
     }
+    assert importers_of("acp") == OF_ACP
     assert importers_of("starlette", "uvicorn") <= OF_SERVE
     assert importers_of("ray") == {"coder.doors.ray_engine"}
     assert importers_of("markdown_it") == {"coder.sessions.export"}
@@ -167,20 +175,27 @@ def test_the_libraries_have_one_place_each_and_are_imported_late() -> None:
         for each in imports()
         if each.when == "now"
         and each.name.split(".")[0] in LIBRARIES
-        and each.importer not in OF_A_SUBCOMMAND | OF_SERVE
+        and each.importer not in OF_DOORS
     ]
     assert [str(each) for each in early] == []
-    now = {each.name for each in ours() if each.when == "now" and each.importer not in OF_SERVE}
-    assert now.isdisjoint(OF_A_SUBCOMMAND | OF_SERVE)
+    now = {
+        each.name
+        for each in ours()
+        if each.when == "now" and each.importer not in OF_ACP | OF_SERVE
+    }
+    assert now.isdisjoint(OF_DOORS)
 
 
 def test_what_is_imported_is_what_an_installation_brings() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    packages = project["dependencies"] + extras["mcp"] + extras["ray"] + extras["serve"]
+    packages = list(project["dependencies"])
+    for extra in ("acp", "mcp", "ray", "serve"):
+        packages += extras[extra]
     declared = {re.split(r"[^\w-]", each)[0]: each for each in packages}
     modules = {each.name.split(".")[0] for each in imports()} - sys.stdlib_module_names - {"coder"}
     names = {
+        "acp": "agent-client-protocol",
         "dotenv": "python-dotenv",
         "mcp_types": "mcp",
         "pydantic": "mcp",

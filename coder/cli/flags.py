@@ -16,7 +16,8 @@ it answers and exits. `%(prog)s --demo` shows it at work without a key."""
 BELOW = {
     "exit codes": "0 done · 1 failed · 2 usage or configuration · 3 stopped by a limit · 75 try again later · 130 Ctrl+C",
     "settings": "OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_MODEL and more: see `%(prog)s config`",
-    "also": "%(prog)s config, sessions, export ID, trace FILE (a run recorded with --trace), demo --port N, tour",
+    "also": "%(prog)s config, sessions, export ID, trace FILE (a run recorded with --trace), demo --port N, tour, "
+    "acp (for editors)",
 }
 
 

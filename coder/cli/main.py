@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from coder.session import Session
 
 SUBCOMMANDS = (
+    "acp",
     "batch",
     "config",
     "demo",

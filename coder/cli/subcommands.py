@@ -106,6 +106,20 @@ def batch(words: Sequence[str]) -> int:
     return int(needed("coder.cli.batch", "batch").main(words))
 
 
+def acp(words: Sequence[str]) -> int:
+    """Serve an editor."""
+    about = (
+        "The agent in an editor that speaks the Agent Client Protocol, which starts this command."
+    )
+    _flags("acp", about, "Settings: docs/editors.md").parse_args(words)
+    try:
+        from coder.doors.acp import main  # late: the package is an extra
+    except ModuleNotFoundError:
+        raise without_package("acp", "acp") from None
+    main()
+    return 0
+
+
 def mcp_server(words: Sequence[str]) -> int:
     """Serve the agent as a tool for MCP clients."""
     about = (

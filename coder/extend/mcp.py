@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, suppress
 from functools import cache, partial
@@ -227,28 +227,29 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
 
 
 class Servers:
-    """The servers of a file, for a session in `cwd` (or the present folder). They start at once;
-    one thread runs the event loop of the package `mcp` for all."""
+    """The servers of a file, for a session in `cwd` (or the present folder), and `more` of the
+    program's own. They start at once; one thread runs the event loop of the package `mcp` for all.
+    """
 
-    def __init__(self, path: Path, cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        cwd: Path | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
         self.servers: list[Server] = []
         self._problems: list[str] = []
         self._loop = asyncio.new_event_loop()
         cwd = cwd or Path.cwd()
+        entries = dict(more or {})
         try:
-            check_ownership(path)
-            entries = json.loads(path.read_text("utf-8"))["mcpServers"]
-            self.servers = [
-                Server(
-                    name,
-                    entry,
-                    folder=path.parent,
-                    cwd=cwd,
-                )
-                for name, entry in entries.items()
-            ]
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            if path.exists() or not more:
+                entries = _read_entries(path) | entries
+        except (OSError, ValueError, LookupError, TypeError) as error:
             self._problems = [f"{path} is ignored: {type(error).__name__}: {error}"]
+        for name, entry in entries.items():
+            server = Server(name, entry, folder=path.parent, cwd=cwd)
+            self.servers.append(server)
         self._starting = {server: self._submit(server.connect()) for server in self.servers}
         self._are_many_reported = False
         self._are_late_reported = False
@@ -360,6 +361,12 @@ class Servers:
         if servers and self._loop.is_running():
             wait([self._submit(server.close()) for server in servers], GRACE)
             self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def _read_entries(path: Path) -> dict[str, Any]:
+    """The servers of a file, by name. Raises OSError, ValueError, LookupError, TypeError."""
+    check_ownership(path)
+    return dict(json.loads(path.read_text("utf-8"))["mcpServers"])
 
 
 def _problems_of(servers: list[Server]) -> list[str]:

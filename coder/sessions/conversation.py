@@ -121,6 +121,13 @@ class Conversation:
         self.recorder.info.title = title
         self.store.rename(self.recorder.session_id, title)
 
+    def keep_agent(self) -> None:
+        """Write down who works, also before the first message comes. Raises StoreError."""
+        info = self.recorder.info
+        info.agent = self.agent_name
+        with self.store.transaction() as db:
+            info.write(db)
+
     def _adopt(self, recorder: Recorder) -> None:
         """Let the agent work on the messages of this record."""
         self.recorder = recorder

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from coder.tools import paths, slips, workspace
 from coder.tools.edit import create_file, replace_text
-from coder.tools.text import load_known
+from coder.tools.text import load_known, open_text
 from coder.toolset import ToolContext, tool
 from coder.types import ToolError, ToolResult
 
@@ -68,7 +68,7 @@ def read(
     first = offset or line or 1
     wanted = min(max(1, limit), MAX_LINES)
     with paths.naming_near(ctx, path):
-        file = workspace.opened(target, name)
+        file = open_text(ctx, target, name)
     with file:
         page, digest = _read_page(ctx, file, name, first, wanted)
     ctx.seen[target] = digest
@@ -85,7 +85,7 @@ def _read_page(
     """Read a file: (the wanted lines, the digest of all). Raises ToolError for a binary file."""
     head = file.read(8192)
     if b"\0" in head or head.startswith(PDF):
-        raise ToolError(_say_binary(name, os.fstat(file.fileno()).st_size, head))
+        raise ToolError(_say_binary(name, file.seek(0, os.SEEK_END), head))
     mark = codecs.BOM_UTF8 if head.startswith(codecs.BOM_UTF8) else b""
     if first < 0:  # counted from the end
         all_lines = Page(NO_LINE, 1)

@@ -7,14 +7,17 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from io import BytesIO
 from itertools import accumulate, groupby
 from pathlib import Path
+from typing import IO, Protocol
 
 from coder.tools import workspace
 from coder.tools.indentation import first_filled, lines_without, reindent, shift
 from coder.toolset import ToolContext
 from coder.types import ToolError
 
+MAX_IN_EDITOR = 5_000_000  # bytes; an editor is not asked to open a larger file
 MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
 MAX_COMPARED = 4_000  # differing lines of both texts; difflib takes seconds for many more
 MAX_RUN = 10  # new lines in a row, or old ones, that a result repeats
@@ -52,11 +55,41 @@ VIEWS: tuple[Callable[[str], str], ...] = (
 )
 
 
+class Editor(Protocol):
+    """The program in which the user edits files. Its methods raise ToolError and Aborted."""
+
+    def unsaved(self, path: Path, saved: bytes) -> bytes | None:
+        """The text that the user has of a file; None if it is what is `saved` on disk."""
+        ...
+
+    def write(self, path: Path, data: bytes) -> bool:
+        """Replace and save a text that `unsaved` has returned; False if it has returned none."""
+        ...
+
+
+def open_text(ctx: ToolContext, target: Path, name: str) -> IO[bytes]:
+    """A file as the user has it, to read from: with what is not saved in the editor.
+
+    Raises ToolError.
+    """
+    editor: Editor | None = ctx.editor
+    file = workspace.opened(target, name)
+    if editor is None or os.fstat(file.fileno()).st_size > MAX_IN_EDITOR:
+        return file
+    unsaved = editor.unsaved(target, file.read())
+    if unsaved is None:
+        file.seek(0)
+        return file
+    file.close()
+    return BytesIO(unsaved)
+
+
 def load(ctx: ToolContext, target: Path) -> Text:
     """The whole text of a file that is to be changed. Raises ToolError."""
     name = workspace.shown(ctx, target)
-    with workspace.opened(target, name) as file:
-        size = os.fstat(file.fileno()).st_size
+    with open_text(ctx, target, name) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         if size > MAX_EDIT:
             raise ToolError(f"{name} has {size:,} bytes, too large to edit here: use a command")
         data = file.read()
