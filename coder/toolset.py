@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, overload
 
 from coder.abort import Abort
-from coder.arguments import Schema, described_schema, fit
+from coder.arguments import WAY_OUT, Schema, Take, described_schema, fit
 from coder.events import BaseEvent, Event, Outcome, Returning, ToolUpdate, resolve
 from coder.history import as_text
 from coder.providers.text import NO_NAME
@@ -107,6 +107,8 @@ class Tool:
     # What models call instead
     slips: Slips = NO_SLIPS
     twin: Tool | None = None  # for the same work in another form: not offered, but run if called
+    # What makes the value of a parameter of its JSON value
+    takes: dict[str, Take] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -128,6 +130,13 @@ class Tool:
             about = str(arguments.get(self.title, ""))
         return f"{self.name} {about.strip()}".strip()
 
+    def values_of(self, arguments: Arguments) -> Arguments:
+        """The arguments of a call as the function gets them. Raises ToolError."""
+        values = dict(arguments)
+        for name in self.takes.keys() & arguments.keys():
+            values[name] = self.takes[name](arguments[name], f"{self.name}: {name}")
+        return values
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
@@ -144,6 +153,7 @@ def tool(
     default: Default = ...,
     asks_itself: bool = ...,
     slips: Slips = ...,
+    schema: Schema | None = ...,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
@@ -154,14 +164,17 @@ def tool(
     name: str = "",
     title: Title = "",
     default: Default = "ask",
+    schema: Schema | None = None,
     **options: Any,
 ) -> Any:
     """Make a tool of a function; the options are fields of Tool.
 
-    Raises TypeError for a hint without a JSON type, and a parameter without a description.
+    `schema` is that of the arguments, if hints and docstring cannot say it; the function then gets
+    the JSON values. Raises TypeError for a hint without a schema, and a parameter without a
+    description.
     """
     if function is None:
-        return partial(tool, name=name, title=title, default=default, **options)
+        return partial(tool, name=name, title=title, default=default, schema=schema, **options)
     name = name or function.__name__
     if default not in get_args(Default):
         raise TypeError(f"tool {name}: default has to be allow or ask, not {default!r}")
@@ -169,26 +182,36 @@ def tool(
         raise TypeError(f"tool {name} is async: tools are plain functions or generators")
 
     # The parameters that the model sees: all but the one for the ToolContext
-    type_hints = typing.get_type_hints(function)
+    type_hints = _hints_of(function, f"tool {name}")
     signature = dict(inspect.signature(function).parameters)
     contexts = [parameter for parameter in signature if type_hints.get(parameter) is ToolContext]
     context = next(iter(contexts), "")
     signature.pop(context, None)
 
     doc = inspect.getdoc(function) or ""
-    description, parameters = described_schema(
-        where=f"tool {name}", doc=doc, signature=signature, type_hints=type_hints
-    )
+    takes: dict[str, Take] = {}
+    if schema is None:
+        doc, schema, takes = described_schema(
+            where=f"tool {name}", doc=doc, signature=signature, type_hints=type_hints
+        )
     return Tool(
         name=name,
-        description=description,
-        parameters=parameters,
+        description=doc,
+        parameters=schema,
         function=function,
         context=context,
         title=title or next(iter(signature), ""),  # the first argument
         default=default,
+        takes=takes,
         **options,
     )
+
+
+def _hints_of(function: Callable[..., Any], where: str) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError as error:  # a class inside of a function
+        raise TypeError(f"{where} has a hint that is not found: {error}. {WAY_OUT}") from None
 
 
 # ---- a set of tools, and one call -----------------------------------------------------------
@@ -261,6 +284,7 @@ class Toolset:
         if "properties" in schema and not called.is_open:
             schema = {"additionalProperties": False} | schema
         fitted: Arguments = fit(call.arguments, schema, where=call.name, hints=called.slips.hints)
+        called.values_of(fitted)  # before anybody is asked for permission
         return fitted
 
     def recognize(self, call: ToolCall) -> ToolCall:
@@ -354,12 +378,13 @@ def _as_tool(entry: Tool | Callable[..., Any]) -> Tool:
 
 def _call(called: Tool, arguments: Arguments, ctx: ToolContext) -> Generator[Event, None, Any]:
     """Call the function. A generator's events are passed on, all else that it yields as updates."""
+    values = called.values_of(arguments)
     if called.is_open:
-        value = called.function(ctx, arguments)
+        value = called.function(ctx, values)
     elif called.context:
-        value = called.function(**arguments, **{called.context: ctx})
+        value = called.function(**values, **{called.context: ctx})
     else:
-        value = called.function(**arguments)
+        value = called.function(**values)
     if not isinstance(value, Generator):
         return value
     with Returning(value) as outputs:

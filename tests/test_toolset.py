@@ -97,7 +97,7 @@ def test_name_and_title_can_be_given_and_the_function_can_still_be_called() -> N
     assert tools.title(ToolCall("1", "nothing", {}, "no JSON")) == "nothing"
 
 
-@pytest.mark.parametrize("hint", [set[int], int | str, list, None, Literal["a", 1], Literal[None]])
+@pytest.mark.parametrize("hint", [set[int], bytes, list, None, Literal["a", 1], Literal[None]])
 def test_a_function_that_says_too_little_is_refused(hint: Any) -> None:
     def said(value: Any) -> None:
         """Take a value.
@@ -108,7 +108,9 @@ def test_a_function_that_says_too_little_is_refused(hint: Any) -> None:
     said.__annotations__["value"] = hint or int
     if hint is None:
         said.__doc__ = "Take a value."
-    with pytest.raises(TypeError, match="hint .*: use str, int" if hint else "describe 'value' in"):
+    with pytest.raises(
+        TypeError, match="is no JSON. Use another" if hint else "describe 'value' in"
+    ):
         tool(said)
 
 
