@@ -54,7 +54,7 @@ HOMES = {
     "tools.search": "glob grep",
     "toolset": "Tool ToolContext Toolset tool",
     "types": (
-        "Aborted Budget CoderError Completion DeniedError Limits Message ModelError "
+        "Aborted Budget CoderError Completion DeniedError Final Limits Message ModelError "
         "Request RunResult ToolCall ToolError ToolResult Usage"
     ),
 }

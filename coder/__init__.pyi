@@ -79,6 +79,7 @@ from coder.types import Budget as Budget
 from coder.types import CoderError as CoderError
 from coder.types import Completion as Completion
 from coder.types import DeniedError as DeniedError
+from coder.types import Final as Final
 from coder.types import Limits as Limits
 from coder.types import Message as Message
 from coder.types import ModelError as ModelError

@@ -1,6 +1,6 @@
 """A run for asyncio: it works in a thread of its own, and its events come to the event loop.
 
-Imported by Session.aprompt alone, since asyncio takes 40 ms.
+Imported by the methods of Session for asyncio alone, since asyncio takes 40 ms.
 """
 
 from __future__ import annotations
@@ -12,10 +12,22 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
 from coder.abort import TICK, Abort
-from coder.events import Event, Events
+from coder.events import Event, Events, drain
 from coder.types import T
 
 QUEUED = 100  # events that wait for a consumer that is slower than the run; then the run waits
+
+
+async def result_of(run: Events[T], token: Abort) -> T:
+    """What a run returns when it has ended. If the task is cancelled, `token` aborts the run."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="session")
+    working = asyncio.get_running_loop().run_in_executor(thread, drain, run)
+    try:
+        return await asyncio.shield(working)
+    finally:
+        token.set()
+        thread.shutdown(wait=False)
+        await asyncio.wait([working])
 
 
 async def stream_events(run: Events[T], token: Abort) -> AsyncGenerator[Event, None]:

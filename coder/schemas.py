@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -252,7 +253,9 @@ def _read_model(hint: Any, where: str) -> Kind | None:
     if not hasattr(hint, "model_json_schema"):
         return None
     schema = hint.model_json_schema()
-    return Made(_inlined(schema, schema.get("$defs", {})), hint.model_validate)
+    inlined = _inlined(schema, schema.get("$defs", {}))
+    # As JSON: in strict mode a model takes a date as text from there alone
+    return Made(inlined, lambda value: hint.model_validate_json(json.dumps(value)))
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Schema]) -> Any:

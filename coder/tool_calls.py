@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from coder import events
 from coder.events import Event, Events, Outcome, innermost, resolve
-from coder.history import NOT_RUN, truncate_content
+from coder.history import NOT_RUN, as_text, truncate_content
 from coder.providers.request import copied
 from coder.providers.text import new_id
 from coder.repetition import SAME_AS_ABOVE, STALE_CALLS_TO_END
@@ -43,7 +43,10 @@ def skip_calls(run: Run, reason: str) -> Events[None]:
 
 
 def run_tools(run: Run) -> Events[End | None]:
-    """Add a result for each open call. Returns the End of a run that repeats itself."""
+    """Add a result for each open call.
+
+    Returns the End of a run that a tool ends, or that repeats itself.
+    """
     run.repetitions.begin_answer()
     while run.open_calls:
         # Start the next group, which is one call alone, or neighbours that run side by side
@@ -61,7 +64,10 @@ def run_tools(run: Run) -> Events[End | None]:
         for opened in group:
             yield from run.add_result(opened)
 
-        # A call that repeats itself ends the run, and so do calls that bring nothing new
+        # A tool ends the run with its value, a call that repeats itself ends it, and so do calls
+        # that bring nothing new
+        if end is None:
+            end = end_by_tool(group)
         if end is None:
             end = yield from stop_if_stuck(run, group[-1].call)
         if end:
@@ -191,10 +197,21 @@ def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
     """Let the hooks change the result, truncate it, and report the end of the call."""
     opened.end_tool()
     changed = yield from call_hook(run, opened, hook=run.hooks.after_tool_call, argument=result)
-    final = changed or result
-    final.content = truncate_content(final.content, run.limits.max_output)
-    run.repetitions.add(opened.call, final)
-    yield opened.close(final)
+    if changed:
+        changed.final = changed.final or result.final
+        result = changed
+    result.content = truncate_content(result.content, run.limits.max_output)
+    run.repetitions.add(opened.call, result)
+    yield opened.close(result)
+
+
+def end_by_tool(group: list[OpenCall]) -> End | None:
+    """The End of a run that one of these calls has ended with its value."""
+    for opened in group:
+        if opened.result and opened.result.final:
+            text = as_text(opened.result.content) or "Task completed."
+            return End("stop", text, value=opened.result.final.value)
+    return None
 
 
 def stop_repetition(run: Run, opened: OpenCall) -> Events[End | None]:

@@ -31,7 +31,7 @@ from coder.events import BaseEvent, Event, Outcome, Returning, ToolUpdate, resol
 from coder.history import as_text
 from coder.providers.text import NO_NAME
 from coder.slips import ENDINGS, HOW_TO_END, NO_SLIPS, Arguments, Slips
-from coder.types import Aborted, Budget, DeniedError, ToolCall, ToolError, ToolResult
+from coder.types import Aborted, Budget, DeniedError, Final, ToolCall, ToolError, ToolResult
 
 # Asks for permission: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
 Authorize = Callable[["ToolContext", str, Sequence[str], str], Outcome[Any]]
@@ -411,6 +411,8 @@ def as_result(value: Any) -> ToolResult:
     """What a tool returned: text and content blocks as they are, anything else as JSON."""
     if isinstance(value, ToolResult):
         return value
+    if isinstance(value, Final):
+        return ToolResult(as_text(value.value), final=value)
     if isinstance(value, list) and value and all(_is_block(part) for part in value):
         return ToolResult(value)
     return ToolResult(as_text(value))

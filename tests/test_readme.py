@@ -110,6 +110,7 @@ MODELS: dict[str, Callable[[Body], Reply]] = {
     "RunEnd(text=text)": count_oslo,
     "Say hello.": lambda body: Reply("Hello."),
     "def steer(": count_both,
+    "output=Person": lambda body: Reply('{"name": "Ada Lovelace", "born": 1815}'),
     "SessionStore(": remember_ada,
     "Session.open(": write_hello,
     "def deploy(": lambda body: Reply("never asked"),
@@ -369,7 +370,7 @@ def test_the_tables_of_the_library_are_the_program() -> None:
         "kind": [*get_args(types.ErrorKind)],
     }
     assert [quoted(row[0])[0] for row in rows("docs/library.md", "hook")] == [*HOOK_NAMES]
-    assert [*columns("field of `RunResult`")] == names_of(types.RunResult)
+    assert [*columns("field of `RunResult`")] == [*names_of(types.RunResult), "output"]
     limits = {quoted(name)[0]: value for name, value, *_ in rows("docs/library.md", LIMITS)}
     assert limits == {
         name: str(value) for name, value in dataclasses.asdict(types.Limits()).items()

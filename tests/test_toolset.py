@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel
 
 from coder.arguments import fit
 from coder.events import Notice, ToolUpdate
@@ -240,6 +242,16 @@ def test_an_abort_and_ctrl_c_climb_out_of_a_tool(tmp_path: Path, error: BaseExce
         Workspace(tmp_path, failing(error))("fail")
 
 
+@dataclass
+class Row:
+    name: str
+    path: Path
+
+
+class Made(BaseModel):
+    name: str
+
+
 ENDLESS: list[Any] = []
 ENDLESS.append(ENDLESS)
 
@@ -252,6 +264,8 @@ ENDLESS.append(ENDLESS)
         ({"a": [1, "é"]}, '{"a": [1, "é"]}'),
         ([], "[]"),
         (Path("p"), '"p"'),
+        ([Row("a", Path("p"))], '[{"name": "a", "path": "p"}]'),
+        (Made(name="a"), '{"name": "a"}'),
         ([{"type": "text", "text": "block"}], [{"type": "text", "text": "block"}]),
         (ENDLESS, "Error: give failed: ValueError: Circular reference detected"),
     ],

@@ -19,31 +19,42 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from coder.abort import Abort
-from coder.agent.state import CALLBACKS, AgentState, Mode, Queue, Record, call_back
+from coder.agent.state import (
+    AgentState,
+    Functions,
+    Mode,
+    Prompt,
+    Queue,
+    Record,
+    callbacks_of,
+    chain_hooks,
+    messages_of,
+)
 from coder.ai import ChatModel, Model
+from coder.arguments import Schema
 from coder.events import Event, Events, drain
-from coder.history import image_part, user
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.loop import run_loop, unanswerable
 from coder.providers.errors import RetryPolicy
 from coder.providers.request import REASONING_BUDGETS
 from coder.toolset import Tool, Toolset
-from coder.types import Limits, Message, Reasoning, RunResult, T
+from coder.types import Limits, Message, Reasoning, RunResult, T, V
+
+if TYPE_CHECKING:
+    from coder.agent.structured import StructuredAnswer
 
 Tools = Toolset | Iterable[Tool | Callable[..., Any]]
-Prompt = str | Message | Sequence[Message]
 
 
 class Agent:
     """A model, its tools and a conversation.
 
     `model`: a name (then it is a ChatModel, and `base_url`, `api_key` and `reasoning_budgets` are
-    its) or anything with the `stream` of Model. Further keywords are hooks, by the names of Hooks
-    (`before_tool_call=...`), and callbacks: `on_text(text)`, `on_tool_call(event)`,
-    `on_tool_result(event)`, `on_step_finish(event)`, `on_response(message)`, `on_compacted(event)`.
+    its) or anything with the `stream` of Model. `functions` are hooks (`before_tool_call=...`) and
+    callbacks (`on_text=...`).
     `reasoning_budgets`: tokens of the reasoning levels. `max_steps` is short for that of `limits`.
     `max_retry_delay`: seconds; if a server asks for a longer wait, the run fails at once; 0 is no
     limit, None that of `retry`. `session`: what a SessionStore has opened; its messages are the
@@ -85,7 +96,7 @@ class Agent:
         session_id: str = "",
         cwd: str | Path | None = None,
         session: Record | None = None,
-        **functions: Callable[..., Any] | None,
+        **functions: Unpack[Functions],
     ) -> None:
         self._make_named: Callable[[str], Model] | None = None
         if isinstance(model, str):
@@ -119,31 +130,15 @@ class Agent:
         session.taken = True
         self.state.messages = session.messages
 
-    def _chain_hooks(
-        self, hooks: Hooks | Sequence[Hooks], functions: Mapping[str, Callable[..., Any] | None]
-    ) -> HookChain:
-        """The hooks of every run: objects, plain functions, the queues.
-
-        Callbacks become subscribers.
-        """
-        objects = [hooks] if isinstance(hooks, Hooks) else hooks
-        if not isinstance(objects, Sequence) or not all(
-            isinstance(hook, Hooks) for hook in objects
-        ):
-            raise TypeError("hooks are objects of the class Hooks; functions go by their names")
-        named = {}
-        for name, function in functions.items():
-            if function is None:
-                continue
-            if name in CALLBACKS:
-                self.subscribe(partial(call_back, function, *CALLBACKS[name]))
-            else:
-                named[name] = function
+    def _chain_hooks(self, hooks: Hooks | Sequence[Hooks], functions: Functions) -> HookChain:
+        """The hooks of every run. Callbacks become subscribers."""
+        for callback in callbacks_of(functions):
+            self.subscribe(callback)
         queues = FunctionHooks(
             get_steering_messages=self.steering.take,
             get_follow_up_messages=self.follow_ups.take,
         )
-        return HookChain(*objects, FunctionHooks(**named), queues)
+        return chain_hooks(hooks, functions, queues)
 
     # -- runs
 
@@ -152,16 +147,17 @@ class Agent:
         prompt: Prompt,
         images: Sequence[dict[str, Any]] = (),
         *,
+        output: type[V] | Schema | None = None,
         abort: Abort | None = None,
-    ) -> RunResult:
+    ) -> RunResult[V]:
         """Run to the end with text, text with images, one message, or several.
 
         An image is {"type": "image", "data": base64, "mimeType": ...}, or the API's image_url part.
-        `abort` is the run's token, if it may be set before this is called (for example if another
-        thread has yet to call it). Raises RuntimeError during a run: then use `steer` or
-        `follow_up`.
+        `output` is the form of the answer (structured.py): a pydantic model, a dataclass, a
+        TypedDict, or the JSON schema of an object. `abort` is the run's token, if it may be set
+        before this is called. Raises RuntimeError during a run: use `steer` or `follow_up`.
         """
-        return drain(self.stream(prompt, images, abort=abort))
+        return drain(self.stream(prompt, images, output=output, abort=abort))
 
     run = prompt
 
@@ -170,26 +166,23 @@ class Agent:
         prompt: Prompt,
         images: Sequence[dict[str, Any]] = (),
         *,
+        output: type[V] | Schema | None = None,
         abort: Abort | None = None,
-    ) -> Events[RunResult]:
+    ) -> Events[RunResult[V]]:
         """`prompt` as a generator of events, which returns the RunResult; it begins at `next`."""
+        form: StructuredAnswer | None = None
+        if output is not None:
+            from coder.agent.structured import StructuredAnswer  # late: few runs need it
+
+            form = StructuredAnswer(output)
         token = self._begin(abort)  # first: to read the prompt may take a while
-        if isinstance(prompt, str):
-            parts = [{"type": "text", "text": prompt}]
-            parts += [image_part(image) for image in images]
-            messages = [user(parts if images else prompt)]
-        elif isinstance(prompt, dict):
-            messages = [prompt]
-        else:
-            messages = list(prompt)
-        return self._run_and_notify(partial(self._start_loop, messages), token)
+        messages = messages_of(prompt, images)
+        return self._run_and_notify(partial(self._start_loop, messages, form=form), token)
 
     def continue_(self, *, abort: Abort | None = None) -> RunResult:
-        """Go on without a new message: after an error, or with the queued messages (steering
-        first).
+        """Go on without a new message: after an error, or with the queued messages.
 
-        Raises ValueError if there is nothing to go on with: no message, or the last message is a
-        finished answer.
+        Raises ValueError if there is nothing to go on with: no message, or a finished answer.
         """
         token = self._begin(abort)
         problem = drain(unanswerable(self.state.messages, self.hooks))
@@ -242,7 +235,12 @@ class Agent:
                 self.state.pending_tool_calls.clear()
                 self._idle.notify_all()
 
-    def _start_loop(self, prompts: list[Message], abort: Abort) -> Events[RunResult]:
+    def _start_loop(
+        self,
+        prompts: list[Message],
+        abort: Abort,
+        form: StructuredAnswer | None = None,
+    ) -> Events[RunResult]:
         state = self.state
         run = run_loop(
             state.messages,
@@ -250,12 +248,14 @@ class Agent:
             state.tools,
             prompt=prompts,
             system=state.system,
-            hooks=self.hooks,
+            hooks=HookChain(self.hooks, form) if form else self.hooks,
             reasoning=state.reasoning,
             limits=self.limits,
             retry=self.retry,
             abort=abort,
         )
+        if form:
+            run = form.watch(run)
         if self.session is None:
             return run
         self.session.messages = state.messages

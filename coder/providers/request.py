@@ -16,7 +16,15 @@ from itertools import pairwise
 from typing import Any
 
 from coder.providers.errors import join
-from coder.providers.profiles import BUDGET, EFFORT, EXTRA_MEMBERS, OUTPUT_LIMITS, THINK, Profile
+from coder.providers.profiles import (
+    BUDGET,
+    EFFORT,
+    EXTRA_MEMBERS,
+    OUTPUT_LIMITS,
+    THINK,
+    Profile,
+    schema_in,
+)
 from coder.providers.text import JsonObject, dictionaries, mend, mend_all, text_of
 from coder.types import Message, ModelError, Reasoning, Request
 
@@ -34,6 +42,9 @@ SYSTEM = {"system", "developer"}
 CALL = {"id", "type", "function"}
 JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 NUL = b"\\u0000"
+IN_THIS_FORM = (
+    "Your final answer is one JSON object and nothing else. It has to fit this JSON schema:\n"
+)
 BETWEEN: Message = {"role": "assistant", "content": "Understood."}  # a result and a user message
 
 
@@ -86,7 +97,7 @@ class RequestEncoder:
         tools = self._encode_tools(members.pop("tools", None))
         rounds = self._encode_rounds(request.messages, rejected)
         parts = [part.data for part in rounds if part.data]
-        system = self._system_text(request)
+        system = self._system_text(request, rejected)
         if system:
             parts.insert(0, to_json({"role": "system", "content": system}))
         beginning = to_json(members)[:-1] + tools  # without its "}"
@@ -139,9 +150,12 @@ class RequestEncoder:
                     return {taken[0]: members[name]}
         return {}
 
-    def _system_text(self, request: Request) -> str:
+    def _system_text(self, request: Request, rejected: frozenset[str]) -> str:
         """At most one system message is sent, the first."""
         texts = [request.system]
+        schema = schema_in(request.options)
+        if schema and "response_format" in rejected:
+            texts.append(IN_THIS_FORM + to_json(schema).decode())
         for message in request.messages:
             if message["role"] in SYSTEM:
                 texts.append(text_of(message))
