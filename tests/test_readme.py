@@ -91,6 +91,16 @@ def count_both(body: Body) -> Reply:
     return Reply(f"Oslo has {numbers[0]} people, Bergen {numbers[1]}.")
 
 
+def compare_cities(body: Body) -> Reply:
+    topic = last(body)
+    if topic == "Compare Oslo and Bergen.":
+        return Reply(calls=[("research", {"topic": "Oslo"}), ("research", {"topic": "Bergen"})])
+    if body["model"] == "gpt-5-mini":
+        return Reply({"Oslo": "larger", "Bergen": "wetter"}[topic])
+    found = [m["content"] for m in body["messages"] if m["role"] == "tool"]
+    return Reply(f"Oslo is {found[0]}, Bergen is {found[1]}.")
+
+
 def remember_ada(body: Body) -> Reply:
     said = [message["content"] for message in body["messages"][:-1]]
     return Reply("Ada." if "My name is Ada." in said else "Hello.")
@@ -110,6 +120,7 @@ MODELS: dict[str, Callable[[Body], Reply]] = {
     "RunEnd(text=text)": count_oslo,
     "Say hello.": lambda body: Reply("Hello."),
     "def steer(": count_both,
+    "def research(": compare_cities,
     "output=Person": lambda body: Reply('{"name": "Ada Lovelace", "born": 1815}'),
     "SessionStore(": remember_ada,
     "Session.open(": write_hello,

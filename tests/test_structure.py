@@ -41,7 +41,6 @@ LAYERS = [
 ]
 WORDS = {"coder.types", "coder.events", "coder.abort"}
 SESSION = {
-    "coder.asynchronous",
     "coder.crew",
     "coder.parts",
     "coder.questions",

@@ -12,7 +12,6 @@ One run at a time. To run in the background, call `prompt` in a thread of your o
 
 from __future__ import annotations
 
-import copy
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,8 +28,10 @@ from coder.agent.state import (
     Prompt,
     Queue,
     Record,
+    Tools,
     callbacks_of,
     chain_hooks,
+    make_toolset,
     messages_of,
 )
 from coder.ai import ChatModel, Model
@@ -40,13 +41,10 @@ from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.loop import run_loop, unanswerable
 from coder.providers.errors import RetryPolicy
 from coder.providers.request import REASONING_BUDGETS
-from coder.toolset import Tool, Toolset
-from coder.types import Limits, Message, Reasoning, RunResult, T, V
+from coder.types import Budget, Limits, Message, Reasoning, RunResult, T, V
 
 if TYPE_CHECKING:
     from coder.agent.structured import StructuredAnswer
-
-Tools = Toolset | Iterable[Tool | Callable[..., Any]]
 
 
 class Agent:
@@ -105,7 +103,7 @@ class Agent:
             )
         if session and not session_id:
             session_id = session.session_id
-        toolset = _make_toolset(tools, cwd, session_id)
+        toolset = make_toolset(tools, cwd, session_id)
         self.state = AgentState(self._make_model(model), system, reasoning, toolset, list(messages))
         self.limits = limits
         if max_steps is not None:
@@ -168,8 +166,12 @@ class Agent:
         *,
         output: type[V] | Schema | None = None,
         abort: Abort | None = None,
+        budget: Budget | None = None,
     ) -> Events[RunResult[V]]:
-        """`prompt` as a generator of events, which returns the RunResult; it begins at `next`."""
+        """`prompt` as a generator of events, which returns the RunResult; it begins at `next`.
+
+        `budget` counts the run's steps, instead of `limits`.
+        """
         form: StructuredAnswer | None = None
         if output is not None:
             from coder.agent.structured import StructuredAnswer  # late: few runs need it
@@ -177,7 +179,8 @@ class Agent:
             form = StructuredAnswer(output)
         token = self._begin(abort)  # first: to read the prompt may take a while
         messages = messages_of(prompt, images)
-        return self._run_and_notify(partial(self._start_loop, messages, form=form), token)
+        start = partial(self._start_loop, messages, form=form, budget=budget)
+        return self._run_and_notify(start, token)
 
     def continue_(self, *, abort: Abort | None = None) -> RunResult:
         """Go on without a new message: after an error, or with the queued messages.
@@ -240,6 +243,7 @@ class Agent:
         prompts: list[Message],
         abort: Abort,
         form: StructuredAnswer | None = None,
+        budget: Budget | None = None,
     ) -> Events[RunResult]:
         state = self.state
         run = run_loop(
@@ -253,6 +257,7 @@ class Agent:
             limits=self.limits,
             retry=self.retry,
             abort=abort,
+            budget=budget,
         )
         if form:
             run = form.watch(run)
@@ -361,7 +366,7 @@ class Agent:
         return model
 
     def set_tools(self, tools: Tools) -> None:
-        self.state.tools = _make_toolset(tools, self.state.tools.cwd, self.session_id)
+        self.state.tools = make_toolset(tools, self.state.tools.cwd, self.session_id)
 
     @property
     def max_retry_delay(self) -> float:
@@ -389,12 +394,3 @@ class Agent:
         self.steering.clear()
         self.follow_ups.clear()
         self.state.error = None
-
-
-def _make_toolset(tools: Tools, cwd: str | Path | None, session_id: str) -> Toolset:
-    """A set of one agent's own: `tools` may be shared with agents that have other sessions."""
-    if not isinstance(tools, Toolset):
-        return Toolset(tools, cwd=cwd, session_id=session_id)
-    own = copy.copy(tools)
-    own.session_id = own.session_id or session_id
-    return own

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict
 
 from coder import events
@@ -14,7 +16,7 @@ from coder.ai import Model
 from coder.events import Event, Events, Outcome
 from coder.history import image_part, user
 from coder.hooks import FunctionHooks, HookChain, Hooks
-from coder.toolset import ToolContext, Toolset
+from coder.toolset import Tool, ToolContext, Toolset
 from coder.types import (
     Aborted,
     Completion,
@@ -30,6 +32,7 @@ from coder.types import (
 )
 
 Mode = Literal["one-at-a-time", "all"]
+Tools = Toolset | Iterable[Tool | Callable[..., Any]]
 Prompt = str | Message | Sequence[Message]
 
 # Callbacks for those who want no events, by keyword: the event, and its field or "" for itself
@@ -169,6 +172,15 @@ def chain_hooks(
         if function is not None and name not in CALLBACKS:
             named[name] = function
     return HookChain(*objects, FunctionHooks(**named), queues)
+
+
+def make_toolset(tools: Tools, cwd: str | Path | None, session_id: str) -> Toolset:
+    """A set of one agent's own: `tools` may be shared with agents that have other sessions."""
+    if not isinstance(tools, Toolset):
+        return Toolset(tools, cwd=cwd, session_id=session_id)
+    own = copy.copy(tools)
+    own.session_id = own.session_id or session_id
+    return own
 
 
 def callbacks_of(functions: Mapping[str, Any]) -> list[Callable[[Event], None]]:
