@@ -40,7 +40,7 @@ def run_coroutine(work: Coroutine[Any, Any, T], abort: Abort) -> Generator[None,
     threading.Thread(target=run, daemon=True, name="async tool").start()
     left = GRACE
     while not wait([working], TICK).done and left > 0:
-        if abort.is_set:
+        if abort.is_set():
             left -= TICK
         yield
     abort.check()
@@ -83,7 +83,7 @@ async def stream_events(run: Events[T], token: Abort) -> AsyncGenerator[Event, N
 
     def wait_for_room() -> bool:
         """False if the run is aborted meanwhile: its loop may have been left without an end."""
-        while not token.is_set:
+        while not token.is_set():
             if room.acquire(timeout=TICK):
                 return True
         return room.acquire(blocking=False)

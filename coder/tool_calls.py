@@ -75,7 +75,7 @@ def run_tools(run: Run) -> Events[End | None]:
             return end
 
         # A message that the user has queued comes before the calls that are left
-        if not run.abort.is_set:
+        if not run.abort.is_set():
             queued = yield from resolve(run.hooks.get_steering_messages())
             run.pending += queued
             if queued:
@@ -114,7 +114,7 @@ def start_call(run: Run, opened: OpenCall) -> Events[End | None]:
     """
     call = opened.call
     failure = yield from announce_call(run, opened)
-    if run.abort.is_set:
+    if run.abort.is_set():
         yield opened.close(ToolResult(f"Not run: {run.abort_reason}.", is_error=True))
         return None
 
