@@ -427,7 +427,7 @@ def test_after_random_runs_the_list_loaded_is_the_list_in_memory(store: Store, n
             recorder.sync()
             assert not recorder.problem and active(store, session_id) == as_json(recorder.messages)
             assert to_model_messages(store, session_id) == as_json(repair(recorder.messages))
-    for body in model.requests:
+    for body in model.bodies:
         assert_valid(body)
 
 
