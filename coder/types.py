@@ -259,6 +259,12 @@ class RunResult(Generic[V]):
         value: V = self.value
         return value
 
+    def _repr_markdown_(self) -> str:
+        """For a notebook: the question, the calls and the answer."""
+        from coder.notebook import result_as_markdown  # late: only notebooks need it
+
+        return result_as_markdown(self)
+
     def check(self) -> RunResult[V]:
         """This result, if the run ended with "stop". Raises the run's ModelError, or CoderError."""
         if self.stop_reason == "stop":

@@ -39,7 +39,7 @@ LAYERS = [
     *("words", "providers", "core", "tools", "permissions", "agent", "sessions", "extend"),
     *("devtools", "session", "doors", "cli", "top"),
 ]
-WORDS = {"coder.types", "coder.events", "coder.abort"}
+WORDS = {"coder.types", "coder.events", "coder.abort", "coder.notebook"}
 SESSION = {
     "coder.crew",
     "coder.parts",

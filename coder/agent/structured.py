@@ -56,7 +56,9 @@ class StructuredAnswer(Hooks):
         except ToolError as error:
             self.has_asked_again = True
             schema = json.dumps(self.kind.schema, ensure_ascii=False)
-            return [user(f"This does not fit: {error}. {IN_THIS_FORM}{schema}")]
+            question = user(f"This does not fit: {error}. {IN_THIS_FORM}{schema}")
+            question["meta"]["asks_again"] = True
+            return [question]
         return []
 
     def watch(self, run: Events[RunResult]) -> Events[RunResult[V]]:
