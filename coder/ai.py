@@ -6,8 +6,8 @@ The request has the whole conversation, and the tools that the model may call:
     {"model": "gpt-5", "stream": true, "tools": [{"type": "function", "function": {...}}],
      "messages": [{"role": "user", "content": "What is 2 + 3?"}]}
 
-The answer is a stream of events, each with a piece of it, the delta. Pieces of a call are those
-with the same index; its arguments are JSON text, cut anywhere:
+The answer is a stream of server-sent events, each with a piece of it, the delta. Pieces of a call
+are those with the same index; its arguments are JSON text, cut anywhere:
 
     data: {"choices": [{"delta": {"content": "Let me "}}]}
     data: {"choices": [{"delta": {"content": "add."}}]}
@@ -25,7 +25,7 @@ Completion, whose message enters the conversation:
      "function": {"name": "add", "arguments": "{\"a\": 2, \"b\": 3}"}}]}
 
 Read `ChatModel.stream`, then `_ask_once`. The work is done in providers/, by one file for each
-step: request.py makes the body, endpoint.py sends it, sse.py reads the events, assembler.py puts
+step: request.py makes the body, endpoint.py sends it, sse.py reads these, assembler.py puts
 the pieces together. What differs between servers is in profiles.py.
 """
 
@@ -81,8 +81,9 @@ class ChatModel:
     `redact`: takes keys out of what is read from the server.
     `client`: of the openai package; it sends the requests, by its own address and key.
 
-    Raises ValueError for a wrong profile, an empty name and an asynchronous client. Without a key
-    the first request raises a ModelError before anything is sent.
+    Raises ValueError for a wrong profile, an empty name, an asynchronous client, and a client with
+    an address or a key besides. Without a key OpenAI's own server is not asked: the request raises
+    a ModelError.
     """
 
     def __init__(
@@ -132,7 +133,8 @@ class ChatModel:
     def stream(self, request: Request, abort: Abort) -> Events[Completion]:
         """Yield the deltas of one answer, return it whole. Raises ModelError or Aborted.
 
-        If the server rejects a parameter, and the answer can do without it, it is asked for again.
+        If the server rejects a parameter, and the answer can do without it, the answer is asked for
+        again without the parameter.
         """
         dropped: frozenset[str] = frozenset()  # parameters that this answer does without
         requests = 0
@@ -150,7 +152,7 @@ class ChatModel:
                 )
             except ModelError as error:
                 if error.kind != "bad_request":
-                    self._rejected.update(dropped)  # without these the server takes the request
+                    self._rejected.update(dropped)  # no longer refused for a parameter: kept
                     raise
                 # Once more, if the server names a parameter that can be left out
                 parameter = profiles.droppable_param(error, json.loads(body), self.profile)
@@ -179,7 +181,8 @@ class ChatModel:
         )
         try:
             with sending as response, well_formed():
-                # Read the events, feed their pieces to the assembler, yield what it makes of them
+                # Read the server-sent events, feed their pieces to the assembler, yield what it
+                # makes of them
                 yield from read_answer(
                     answer=response,
                     assembler=assembler,

@@ -75,7 +75,12 @@ class Crew:
         if module is None:
             return None
         specs = choices(self.parts.agents, "subagent", "all")
-        made: Subagents = module.Subagents(specs, self.equip, limits=self.limits, retry=self.retry)
+        made: Subagents = module.Subagents(
+            specs,
+            self.equip,
+            limits=self.limits,
+            retry=self.retry,
+        )
         return made
 
     def _take_servers(self, abort: Abort) -> Events[None]:

@@ -288,8 +288,8 @@ class QuestionAsked(BaseEvent):
 
 
 class DoomLoop(BaseEvent):
-    """The same call for the `count`th time in a row. `reply(True)` lets it run. The ids are as in
-    PermissionAsked."""
+    """The run repeats itself: this call for the `count`th time, or `count` calls without anything
+    new. `reply(True)` lets it go on. The ids are as in PermissionAsked."""
 
     type: ClassVar[Literal["doom_loop"]] = "doom_loop"
     name: str
@@ -317,6 +317,11 @@ def innermost(event: Event) -> Event:
     while isinstance(event, Nested):
         event = event.event
     return event
+
+
+def is_question(event: Event) -> bool:
+    """Does the event, or the sub-agent's event in it, wait for a reply?"""
+    return hasattr(innermost(event), "reply")
 
 
 def hidden_usage(event: Event) -> Usage | None:

@@ -1,7 +1,8 @@
 """The list of messages that is the state: building its entries, repairing it, making wire messages.
 
 Servers refuse a list in which a tool call has no result or a result has no call. `repair` runs
-before every request, so that a session is usable after anything; it is pure and idempotent. Read
+before every request, so that a session is usable after anything; it changes no message in place
+and is idempotent. Read
 `repair`, then `wire_messages` and `History`: the rest are the small rules that they apply.
 """
 
@@ -234,7 +235,7 @@ def repair(messages: list[Message], used_ids: Iterable[str] = ()) -> list[Messag
     message and in its order; a missing one is made up. Results without a call and assistant
     messages with neither text nor calls are dropped. Ids of calls are made unique (`used_ids`:
     those before this list), names and arguments made acceptable. Messages with a custom role stay
-    as they are.
+    as they are, but for a broken meta.
     """
     ids = set(used_ids)
     checked = [checked_message(message) for message in messages]
@@ -363,7 +364,7 @@ class History:
     """`repair` for the list of a run, in place.
 
     The messages at its beginning that it has repaired before are not checked again, so that a late
-    step costs little more than the first one.
+    step costs little more than the first one. Whoever changes one in place makes a new History.
     """
 
     def __init__(self, messages: list[Message]) -> None:
@@ -372,12 +373,12 @@ class History:
         self._ids: set[str] = set()  # of the calls in it
 
     def repair(self) -> None:
-        # What is at the beginning, the same objects as after the last repair, is in order
+        # The same objects at the beginning as after the last repair are taken to be in order
         messages = self.messages
         known = common_prefix(self._repaired, messages, operator.is_)
         if known == len(messages) == len(self._repaired):
             return
-        # Without its last answer: results of that may be among the new messages
+        # Back before the last known answer: its results may be among the new messages
         while known and messages[known - 1].get("role") == "tool":
             known -= 1
         if known and messages[known - 1].get("tool_calls"):

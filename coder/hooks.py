@@ -4,9 +4,9 @@
 
 A hook is a plain method, or a generator that yields events and returns its value. It is called by
 position: the names of its parameters are its own. A ToolError (DeniedError) raised around a tool
-becomes the result of the call, a ModelError raised before a request fails it. Any other exception
-ends the run: it is a bug, and the history is left valid. extend/guard.py has a guard for hooks that
-may fail or hang.
+becomes the result of the call. A ModelError from a hook around a request (transform_context to
+after_llm_call) is a failed attempt. Any other exception ends the run: it is a bug, and the history
+is left valid. extend/guard.py has a guard for hooks that may fail or hang.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Hooks:
         """Called before every model call; None keeps the model's own key."""
 
     def get_steering_messages(self) -> Outcome[Sequence[Message]]:
-        """Called at the start, before the end, and after each group of tools: messages then skip
-        the remaining calls."""
+        """Called at the start, after each group of tools (messages then skip the calls that are
+        left), and when the model is done."""
         return ()
 
     def get_follow_up_messages(self) -> Outcome[Sequence[Message]]:
@@ -68,13 +68,14 @@ class Hooks:
     ) -> Outcome[bool]:
         """The context may be too long: shorten `messages` in place; return whether you did.
 
-        `usage` is that of the newest answer. Called with "threshold" before each request, with
-        "length" and "overflow" when an answer was cut or a request was rejected because the context
-        is full; not any more after `max_compactions` times between two answers."""
+        `usage` is that of the newest answer in the list; zeros: unknown. Called with "threshold"
+        before each request, with "length" and "overflow" when an answer was cut or a request was
+        rejected because the context is full; not any more after `max_compactions` times between two
+        answers."""
         return False
 
     def on_doom_loop(self, event: DoomLoop) -> Outcome[bool]:
-        """Return True to run the repeated call after all. The default asks the events' consumer."""
+        """Return True to let the run go on. The default asks the consumer of the events."""
         yield event
         return event.allowed
 
@@ -105,9 +106,9 @@ class FunctionHooks(Hooks):
 class HookChain(Hooks):
     """Several hooks as one, called in order: each sees what those before it have changed.
 
-    How what they return becomes one: of `before_tool_call`, `get_api_key`, `on_length` and
-    `on_doom_loop` the first that is not empty counts, queued messages are joined, and a changed
-    list or result goes on to the next hook.
+    How what they return becomes one: of `before_tool_call`, `get_api_key` and `on_length` the first
+    that is not empty counts, of `on_doom_loop` that of the first hook that has it. Queued messages
+    are joined, and a changed list or result goes on to the next hook.
     """
 
     def __init__(self, *hooks: Hooks) -> None:

@@ -63,7 +63,8 @@ def run_loop(
 
     `prompt` (text or messages) is added to the list first. `max_steps` replaces that of
     `limits`; a `budget`, if given, counts instead of both.
-    Raises ValueError if there is nothing to answer, KeyboardInterrupt and programming errors.
+    Raises ValueError if there is nothing to answer, TypeError for hooks that are no Hooks,
+    KeyboardInterrupt and programming errors.
     """
     if not isinstance(hooks, Hooks | None):
         raise TypeError("hooks is one object of the class Hooks; a HookChain makes one of several")
@@ -108,8 +109,8 @@ def run_to_end(run: Run) -> Events[RunResult]:
             yield from run.settle()
             interrupt = error  # raised again below
         finally:
-            # After another exception, or if the consumer has stopped, nobody can get these events.
-            # Otherwise all is settled already
+            # A normal end leaves nothing to settle. After another exception, or if the consumer
+            # has stopped, nobody can get these events
             drain(run.settle())
         yield events.Status("ended")
         yield events.RunEnd(
@@ -143,7 +144,7 @@ def run_steps(run: Run) -> Events[End]:
         if problem:
             raise ValueError(f"{problem}: give the run a prompt")
 
-    # The newest answer in the list, an earlier run's, has what was counted for it
+    # An earlier run has kept its token count with its last answer, for the first look at the length
     run.history.repair()
     run.last_usage = kept_usage(run.messages)
 
@@ -173,13 +174,17 @@ def run_steps(run: Run) -> Events[End]:
 
 
 def run_step(run: Run) -> Events[End | None]:
-    """Ask the model, and run the tools that it calls. Returns None if the run goes on."""
+    """Ask the model, and run the tools that it calls.
+
+    Returns None after tool calls, else the End that the answer means; `continue_run` may take that
+    back.
+    """
     # The request, and its answer
     yield run.begin_step()
     yield from run.add_pending()
     answer = yield from ask(run)
     if isinstance(answer, End):  # no attempt has brought an answer
-        yield run.end_step("error", Usage())  # no answer, so no finish_reason
+        yield run.end_step("error", Usage())  # the word in place of a finish_reason
         return answer
 
     # The calls in it, each of which gets a result
@@ -231,7 +236,7 @@ def remind_to_call(run: Run, end: End) -> Events[End | None]:
         answer=run.text,
         tools=list(run.offered.tools),
         is_tool=run.offered.has,
-        has_run_tools=run.repetitions.calls > 0,
+        has_called=run.repetitions.has_calls,
     )
     if not text:
         return end

@@ -52,7 +52,7 @@ def ask(run: Run) -> Events[Completion | End]:
         # An empty answer: again, but only once
         if is_empty(answer) and not empty_is_fine:
             empty_is_fine = True
-            failures.attempts += 1
+            failures.add_empty()
             nothing = ModelError("empty", "the answer was empty", retryable=True)
             yield from wait_to_retry(run, attempt=failures.attempts, delay=0.0, error=nothing)
             continue
@@ -89,14 +89,15 @@ def end_of(answer: Completion, context_window: int) -> End | None:
 
 
 def compact(run: Run, trigger: Trigger) -> Events[bool]:
-    """Repair the list and let a hook shorten it, `max_compactions` times between two answers.
+    """Repair the list and let the hook on_length shorten it, which at the threshold it mostly does
+    not need to; `max_compactions` times between two answers.
 
     Returns whether the list is shorter now.
     """
     run.history.repair()
     if run.compactions >= run.limits.max_compactions:
         return False
-    is_needed = trigger != "threshold"  # at the threshold the hook decides, mostly to do nothing
+    is_needed = trigger != "threshold"  # else the hook decides
     if is_needed:
         yield events.Status("compacting")
 
@@ -123,7 +124,7 @@ def compact(run: Run, trigger: Trigger) -> Events[bool]:
 
 
 def stream_answer(run: Run) -> Events[Completion]:
-    """Send one request and pass on the deltas of its answer. Raises ModelError."""
+    """One attempt: send the request and pass on the deltas of its answer. Raises ModelError."""
     request = yield from make_request(run)
     yield events.Status("asking")
     is_started = False
@@ -146,7 +147,8 @@ def stream_answer(run: Run) -> Events[Completion]:
 def make_request(run: Run) -> Events[Request]:
     """The list in the API's form, with the tools, as the hooks change it. The run keeps which tools
     are offered."""
-    # The hooks choose and convert what is sent. They had the list: all is repaired once more
+    # The hooks choose and convert what is sent. They may have changed the list: it is repaired
+    # again
     chosen = yield from resolve(run.hooks.transform_context(run.messages, run.abort))
     converted = yield from resolve(run.hooks.convert_to_llm(chosen))
     run.history.repair()

@@ -32,10 +32,10 @@ from coder.settings import (
     Settings,
     config_folder,
     data_folder,
-    load,
     needed,
     optional,
 )
+from coder.sources import load
 from coder.tools import built_in
 from coder.toolset import Tool, Toolset, tool
 

@@ -66,7 +66,13 @@ class Questions:
         with self._changed:
             self._waiting.pop(question.id, None)
 
-    def answer(self, question_id: str, answer: str, reason: str = "", remember: str = "") -> bool:
+    def answer(
+        self,
+        question_id: str,
+        answer: str,
+        reason: str = "",
+        remember: str = "",
+    ) -> bool:
         """Answer a question, as Session.answer does."""
         with self._changed:
             question = self._waiting.get(question_id)
@@ -77,7 +83,12 @@ class Questions:
             return True
 
 
-def _reply(question: Question, answer: str, reason: str, remember: str) -> None:
+def _reply(
+    question: Question,
+    answer: str,
+    reason: str,
+    remember: str,
+) -> None:
     """Give a question its answer. Raises ValueError for a word that it does not take."""
     if not isinstance(question, PermissionAsked | DoomLoop):
         question.reply(answer)  # the model's, which takes any text

@@ -6,8 +6,8 @@ never new, and neither is the model's own checklist. Three rules, each for one r
 - Equal calls of one answer run once, unless a call between them may have changed something.
 - The third equal call in a row with an equal result is not run (the threshold is in Limits); the
   same call once more ends the run. A poll whose output changes is never refused.
-- If the last calls brought no (call, result) that is new in the run, the newest result says so; a
-  few more end the run.
+- If the last calls brought no (call, result) that is new in the run, the newest result says so. A
+  few more end the run, if the model has read that.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ class Repetitions:
 
     def __init__(self, threshold: int) -> None:
         self.threshold = threshold  # 3: the third equal call in a row is not run
-        self.calls = 0  # that have a result, run or not
+        self.has_calls = False  # whether a call was made, with or without success
         self.stale = 0  # calls in a row that brought nothing new
         # Calls of this answer since one that may have changed something
         self._unchanged: set[str] = set()
         self._newest = ("", "")  # call, result
         self._in_a_row = 0  # the newest call, with an equal result
         self._seen: set[tuple[str, str]] = set()
-        self._model_was_told = False  # that nothing is new: an earlier answer's result says so
+        self._has_note = False  # whether one of the stale results says that nothing is new
+        self._model_was_told = False  # whether it is the result of an earlier answer
 
     def begin_answer(self) -> None:
         self._unchanged.clear()
-        self._model_was_told = self.stale >= STALE_CALLS
+        self._model_was_told = self._has_note
 
     def seen_in_answer(self, call: ToolCall) -> bool:
         """Is the call equal to one of this answer after which nothing was changed?"""
@@ -73,11 +74,11 @@ class Repetitions:
         """Count anew: the user or a hook allows the repetition."""
         self._newest = ("", "")
         self._in_a_row = 0
-        self.stale = 0
+        self._forget_stale()
 
     def add(self, call: ToolCall, result: ToolResult) -> None:
         """Count a call and its result. After many without anything new the result gets a note."""
-        self.calls += 1
+        self.has_calls = True
         outcome = (_key(call), as_text(result.content))
         if outcome != self._newest:
             self._newest = outcome
@@ -85,10 +86,15 @@ class Repetitions:
         self._in_a_row += 1
         self.stale += 1
         if result.is_news and outcome not in self._seen:
-            self.stale = 0
+            self._forget_stale()
         self._seen.add(outcome)
-        if self.stale == STALE_CALLS:
+        if self.stale >= STALE_CALLS and not self._has_note:
             result.content = _with_note(result.content)
+            self._has_note = True
+
+    def _forget_stale(self) -> None:
+        self.stale = 0
+        self._has_note = False
 
     @property
     def is_stuck(self) -> bool:

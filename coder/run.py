@@ -34,13 +34,14 @@ ABORTED_BY = {"aborted": "aborted by the user", "max_time": "the time limit was 
 
 @dataclass
 class End:
-    """Why a run ends, and with which text."""
+    """A reason to end the run, and its text. One that is `continuable` is dropped if a message is
+    queued."""
 
     stop_reason: StopReason
     text: str
     error: ModelError | None = None
     value: Any = None  # of a tool that has ended the run
-    continuable: bool = False  # a queued message may continue the run
+    continuable: bool = False
 
 
 @dataclass
@@ -103,7 +104,7 @@ class Run:
     last_usage: Usage = field(default_factory=Usage)  # of the newest answer; zeros: unknown
     text: str = ""  # of the newest answer
     compactions: int = 0  # since the newest answer
-    was_reminded: bool = False  # that an answer called nothing
+    was_reminded: bool = False  # in this run, that an answer only wrote or announced a call
     offered: Toolset = field(init=False)  # the tools of the newest request, after the hooks
     history: History = field(init=False)
     repetitions: Repetitions = field(init=False)
@@ -158,7 +159,9 @@ class Run:
         while self.pending:
             message = self.pending[0]
             self.messages.append(message)
-            self.pending.pop(0)  # after the append: after an interrupt between them it comes twice
+            self.pending.pop(
+                0
+            )  # after the append: an interrupt between them doubles it, loses none
             yield from _report(message)
 
     def add_result(self, opened: OpenCall) -> Events[None]:
@@ -185,9 +188,8 @@ class Run:
         for opened in self.open_calls[:]:
             if not opened.is_announced:
                 opened.result = ToolResult(NOT_RUN, is_error=True)
-            elif (
-                opened.result is None
-            ):  # its tool or a hook was at work, or the user had a question
+            elif opened.result is None:
+                # Its tool or a hook was at work, or a question was open
                 yield opened.close(self.abort_result(opened))
             yield from self.add_result(opened)
         self.history.repair()  # an interrupt may have left a result twice
@@ -199,7 +201,8 @@ class Run:
 
     @property
     def abort_reason(self) -> str:
-        """Why, in words; "stopped": by an exception, or a consumer that takes no more events."""
+        """Why, in words. "stopped" if no abort was set: after an exception, or if the consumer
+        takes no more events."""
         return ABORTED_BY.get(self.abort.reason, self.abort.reason or "stopped")
 
     def abort_result(self, opened: OpenCall) -> ToolResult:

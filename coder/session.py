@@ -283,7 +283,12 @@ class Session:
         return self._questions.waiting()
 
     def answer(
-        self, question_id: str, answer: str, *, reason: str = "", remember: str = ""
+        self,
+        question_id: str,
+        answer: str,
+        *,
+        reason: str = "",
+        remember: str = "",
     ) -> bool:
         """Answer a question; from any thread. False if it no longer waits: the first answer counts.
 

@@ -40,10 +40,16 @@ FENCED = r"(?s)```\w*\s*\n(?P<inside>.*?)\n?```"
 QUOTED = r"(?s)```(?!tool_code).*?(?:```|\Z)|`[^`\n]+`"
 
 
-def reminder(answer: str, tools: list[str], is_tool: IsTool, has_run_tools: bool) -> str:
+def reminder(
+    answer: str,
+    tools: list[str],
+    is_tool: IsTool,
+    has_called: bool,
+) -> str:
     """What the model is told after the text of an answer without a call; "" if that is all right.
 
     `tools`: the names of those that it can call; `is_tool` also knows their other names.
+    `has_called`: in this run.
     """
     if not tools:
         return ""
@@ -52,7 +58,7 @@ def reminder(answer: str, tools: list[str], is_tool: IsTool, has_run_tools: bool
         if len(tools) > 4:
             names.append("...")
         return TEXT_CALL.format(tools=", ".join(names))
-    if answer.rstrip().endswith(":") and not has_run_tools:
+    if answer.rstrip().endswith(":") and not has_called:
         return ANNOUNCEMENT
     return ""
 

@@ -1,6 +1,7 @@
 """Running the tool calls of one answer: hooks around each, repetitions not run, output cut once.
 
-Start events and results come in the order of the answer. The tool set says what runs together.
+Start events and result messages come in the order of the answer. The tool set says what runs
+together.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from coder import events
-from coder.events import Event, Events, Outcome, innermost, resolve
+from coder.events import Event, Events, Outcome, is_question, resolve
 from coder.history import NOT_RUN, as_text, truncate_content
 from coder.providers.request import copied
 from coder.providers.text import new_id
@@ -37,7 +38,7 @@ def reason_not_to_run(answer: Completion, end: End | None) -> str:
 def skip_calls(run: Run, reason: str) -> Events[None]:
     """Give each open call a result that says why it is not run."""
     for opened in run.open_calls[:]:
-        yield from announce_call(run, opened)
+        yield from announce_call(run, opened)  # wrong arguments no longer matter
         yield opened.close(ToolResult(reason, is_error=True))
         yield from run.add_result(opened)
 
@@ -45,7 +46,8 @@ def skip_calls(run: Run, reason: str) -> Events[None]:
 def run_tools(run: Run) -> Events[End | None]:
     """Add a result for each open call.
 
-    Returns the End of a run that a tool ends, or that repeats itself.
+    Returns the End of a run that a tool ends, or that repeats itself. After an abort the calls that
+    are left get results here, too; run_steps then ends the run.
     """
     run.repetitions.begin_answer()
     while run.open_calls:
@@ -118,13 +120,14 @@ def start_call(run: Run, opened: OpenCall) -> Events[End | None]:
         yield opened.close(ToolResult(f"Not run: {run.abort_reason}.", is_error=True))
         return None
 
-    # A repetition: of a call of this answer, or of the calls before
+    # A repetition: of a call of this answer; or the third equal call in a row, which is refused,
+    # or the fourth, which ends the run
     if run.repetitions.seen_in_answer(call):
         yield opened.close(ToolResult(SAME_AS_ABOVE))
         return None
     run.repetitions.add_to_answer(call, run.offered.changes_nothing(call))
     end = yield from stop_repetition(run, opened)
-    if opened.result:
+    if opened.result:  # it was refused
         return end
 
     # Unusable arguments: no hook sees the call
@@ -189,7 +192,7 @@ def pass_on(run: Run, opened: OpenCall, event: Event) -> Events[None]:
         opened.output.append(event.text)
     passed_at = time.monotonic()
     yield event
-    if hasattr(innermost(event), "reply"):  # a question: the consumer has replied meanwhile
+    if is_question(event):  # the consumer has replied meanwhile
         opened.user_seconds += time.monotonic() - passed_at
 
 
@@ -215,9 +218,10 @@ def end_by_tool(group: list[OpenCall]) -> End | None:
 
 
 def stop_repetition(run: Run, opened: OpenCall) -> Events[End | None]:
-    """Give the call a result instead of running it, if it repeats the calls before it too often.
+    """Give the call a result instead of running it, if it and its result are the same for the third
+    time in a row (the threshold).
 
-    Returns the End of the run, if the model was told so before and repeats the call nevertheless.
+    Returns the End of the run at the fourth time.
     """
     call = opened.call
     count = run.repetitions.times_in_a_row(call)

@@ -162,7 +162,8 @@ class Tool:
     asks_itself: bool = False  # by ctx.ask, about something exact; else each call is asked about
     # What models call instead
     slips: Slips = NO_SLIPS
-    twin: Tool | None = None  # for the same work in another form: not offered, but run if called
+    # For the same work in another form (apply_patch for edit): not offered, but run if called
+    twin: Tool | None = None
     # What makes the value of a parameter of its JSON value
     takes: dict[str, Take] = field(default_factory=dict)
 

@@ -25,9 +25,9 @@ def ignore(sentence: str) -> None:
 
 
 # A message is the API's dict: {"role": "user" | "assistant" | "tool", "content": ..., ...}. Private
-# facts (timestamp, is_error, ...) are under the key "meta"; a role that the API does not know is
-# for the screen only. history.wire_messages leaves both out. The list is what is sent: a message
-# changed in place is sent changed.
+# facts (timestamp, is_error, ...) are under the key "meta", which is not sent. A message with a
+# role that the API does not know is not sent either, unless a hook (convert_to_llm) converts it. A
+# message that is changed in place is sent changed.
 Message = dict[str, Any]
 
 StopReason = Literal[
@@ -99,7 +99,8 @@ class ToolCall:
 class ToolResult:
     """Text or content blocks for the model, `details` for user interfaces and programs only.
 
-    `is_news`: the model can learn something from it, which a run needs to go on (repetition.py).
+    `is_news` is false for a call that could not be made, and for the model's own checklist: too
+    many results without news end the run.
     """
 
     content: str | list[dict[str, Any]]
@@ -120,7 +121,7 @@ class Final:
 class Request:
     """One model call as the loop asks for it. A before_llm_call hook may change any field.
 
-    `messages` are wire messages without the system prompt. `tools` are the API's tool schemas: a
+    `messages` are sent as they are, after the system prompt. `tools` are the API's tool schemas: a
     tool that a hook takes out is not run, and a Tool or a function that it adds is. `reasoning`
     "off" leaves it to the server. `session_id` names the conversation for the provider's cache.
     `options` are further body fields (temperature, ...), in the API's names.
@@ -137,8 +138,8 @@ class Request:
 
 @dataclass(slots=True)
 class Completion:
-    """One whole answer. `message` enters the history; `finish` is `finish_reason` in the four terms
-    of Finish."""
+    """One whole answer. `message` enters the history, unless it is empty; `finish` is
+    `finish_reason` in the four terms of Finish."""
 
     text: str
     calls: list[ToolCall]
@@ -197,14 +198,18 @@ class DeniedError(ToolError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one run. `max_seconds` None is no limit; `max_errors` counts failed attempts in a
-    row."""
+    """Limits of one run. `max_seconds` None is no limit.
+
+    `max_errors` counts the errors at one answer. An empty answer is none, and neither is, for a
+    time, a server that still loads its model.
+    """
 
     max_steps: int = 25
     max_seconds: float | None = None
     max_errors: int = 5
     max_compactions: int = 2  # between two answers
-    doom_loop_threshold: int = 3  # equal calls in a row with equal results; this one is not run
+    # Equal calls in a row: the last of so many is not run, if the results before it were equal
+    doom_loop_threshold: int = 3
     max_output: int = 30_000  # characters of one tool result that the model sees
 
 

@@ -24,7 +24,8 @@ from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.loop import run_loop
 from coder.permissions.permissions import Permissions
 from coder.permissions.redact import HIDDEN
-from coder.settings import SETTINGS, ConfigError, load
+from coder.settings import SETTINGS, ConfigError
+from coder.sources import load
 from coder.tools.bash import bash
 from coder.tools.files import read as read_tool
 from coder.tools.files import write

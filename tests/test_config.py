@@ -21,9 +21,9 @@ from coder.settings import (
     config_folder,
     data_folder,
     field_of,
-    load,
     window_of,
 )
+from coder.sources import load
 from coder.types import Reasoning
 
 ROOT = Path(__file__).parents[1]

@@ -22,7 +22,8 @@ from coder.permissions.redact import HIDDEN, Redaction, Redactor, without_secret
 from coder.permissions.rules import Rule, rules_of
 from coder.permissions.sanitize import escape_invisible, strip_controls
 from coder.permissions.shell import parse
-from coder.settings import SETTINGS, load
+from coder.settings import SETTINGS
+from coder.sources import load
 from coder.tools.edit import edit
 from coder.tools.files import ls, read, write
 from coder.tools.patch import apply_patch

@@ -643,6 +643,19 @@ def test_a_cycle_that_brings_nothing_new_is_told_and_ends(length: int, most: int
     assert [at for at, output in enumerate(outputs) if note in output] == [length + 7]
 
 
+def test_the_note_comes_with_the_next_result_if_the_eighth_call_is_refused() -> None:
+    first, second = numbered(0, 1)
+    seven_without_news = [first, second, first, second, first, second, second]
+    refused = second
+    with serve(first, second, *seven_without_news, refused, *[first, second] * 4) as server:
+        _, result = ask(server, tools=[add], limits=Limits(max_steps=100))
+        outputs = contents(server.requests[-1]["messages"], "tool")
+    assert outputs[9].startswith("Not run: add was called 3 times in a row")
+    note = "[Nothing new in the last 8 calls: they repeat. "
+    assert [at for at, output in enumerate(outputs) if note in output] == [10]
+    assert result.text == "Stopped: the last 12 calls brought nothing new."
+
+
 def test_what_changes_is_never_taken_for_a_loop() -> None:
     polls = 0
 

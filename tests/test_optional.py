@@ -43,7 +43,7 @@ OPTIONAL = {
     "sessions/snapshots": "-c hi",
     "sessions/export": "export x",
     "cli/attach": "--image=x hi",
-    "devtools": "--trace=t hi|trace t|demo|--demo",
+    "devtools": "--trace=t hi|trace t|demo|--demo|tour",
     "devtools/trace": "--trace=t hi",
     "devtools/demo": "demo|--demo",
 }

@@ -18,7 +18,7 @@ from coder.hooks import Hooks
 from coder.loop import run_loop
 from coder.providers.request import REASONING_BUDGETS
 from coder.toolset import Toolset
-from coder.types import Message, Request, RunResult
+from coder.types import Message, ModelError, Request, RunResult
 from tests import harness
 from tests.harness import FAST, ask, assert_all_valid, drive, quick, types
 from tests.test_wire import chunk, stream
@@ -601,3 +601,65 @@ def test_an_option_that_is_no_json_is_an_error_and_nothing_is_sent(value: object
             _, end = ask(server, **options)
             assert end.error and end.error.kind == "bad_request" and "no JSON" in end.text
         assert not server.requests
+
+
+# ---- what a request has in common with the one before is encoded once ------------------------------------
+
+
+def a_text_is_changed(messages: list[Message]) -> None:
+    messages[0]["content"] = "changed"
+
+
+def arguments_are_changed(messages: list[Message]) -> None:
+    messages[1]["tool_calls"][0]["function"]["arguments"] = '{"path": "changed"}'
+
+
+def a_message_is_taken_out(messages: list[Message]) -> None:
+    del messages[3]
+
+
+def a_system_message_comes_first(messages: list[Message]) -> None:
+    messages.insert(0, said("Be brief.", "system"))
+
+
+def a_system_message_comes_last(messages: list[Message]) -> None:
+    messages.append(said("Be brief.", "system"))
+
+
+def all_are_replaced(messages: list[Message]) -> None:
+    messages[:] = [said("new")]
+
+
+def one_is_no_json(messages: list[Message]) -> None:
+    messages.append(said(object()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        a_text_is_changed,
+        arguments_are_changed,
+        a_message_is_taken_out,
+        a_system_message_comes_first,
+        a_system_message_comes_last,
+        all_are_replaced,
+        one_is_no_json,
+    ],
+)
+def test_each_request_is_what_a_client_without_an_earlier_one_sends(
+    change: Callable[[list[Message]], None],
+) -> None:
+    def encoded(chat: ChatModel) -> bytes | str:
+        try:
+            return chat.encoder.encode(Request(messages))
+        except ModelError as error:
+            return error.kind
+
+    messages = [said("go"), calling(call("a")), result("a"), said("done", "assistant"), said("on")]
+    before = copy.deepcopy(messages)
+    chat = ChatModel("m", base_url=ANY, api_key="k")
+    encoded(chat)
+    change(messages)
+    assert encoded(chat) == encoded(ChatModel("m", base_url=ANY, api_key="k"))
+    messages[:] = before  # also after one that could not be encoded
+    assert encoded(chat) == encoded(ChatModel("m", base_url=ANY, api_key="k"))

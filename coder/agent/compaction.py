@@ -265,7 +265,12 @@ class Compaction(Hooks):
         return answer.text.strip()
 
 
-def sum_up(model: Model, messages: list[Message], abort: Abort, prompt: str = "") -> Events[str]:
+def sum_up(
+    model: Model,
+    messages: list[Message],
+    abort: Abort,
+    prompt: str = "",
+) -> Events[str]:
     """What happened in a conversation, in some sentences for the user; the list stays.
 
     The events are those of the nested agent "summary", with its usage in `run_end`. Raises
@@ -286,13 +291,23 @@ def _as_data(task: str, limit: int) -> str:
     return f"<task>\n{text}\n</task>\n\n"
 
 
-def _showing(conversation: str, system: str, order: str, task: str = "") -> Request:
+def _showing(
+    conversation: str,
+    system: str,
+    order: str,
+    task: str = "",
+) -> Request:
     """A request that shows a conversation as data, after the task that it is for."""
     text = f"{task}<conversation>\n{conversation}\n</conversation>\n\n{order}"
     return Request([{"role": "user", "content": text}], system=system)
 
 
-def _ask(agent: str, model: Model, request: Request, abort: Abort) -> Events[Completion]:
+def _ask(
+    agent: str,
+    model: Model,
+    request: Request,
+    abort: Abort,
+) -> Events[Completion]:
     """The answer of a hidden agent, whose events are nested. Raises ModelError and Aborted."""
     yield Nested(agent, RunStart())
     with Returning(model.stream(request, abort)) as stream:

@@ -140,7 +140,12 @@ def _is_trusted(path: Path, cwd: Path) -> bool:
         return False
 
 
-def _files_in(folder: Path, root: Path, report: Report, prefix: str = "") -> Iterator[Instruction]:
+def _files_in(
+    folder: Path,
+    root: Path,
+    report: Report,
+    prefix: str = "",
+) -> Iterator[Instruction]:
     """The instruction files of one folder, which have to lie in `root`."""
     for names in NAMES:
         for name in names:

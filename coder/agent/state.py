@@ -192,7 +192,12 @@ def callbacks_of(functions: Mapping[str, Any]) -> list[Callable[[Event], None]]:
     return callbacks
 
 
-def call_back(function: Callable[..., object], kind: type[Event], name: str, event: Event) -> None:
+def call_back(
+    function: Callable[..., object],
+    kind: type[Event],
+    name: str,
+    event: Event,
+) -> None:
     """Call the function if the event is of this kind, with the event or one of its fields."""
     if not isinstance(event, kind):
         return

@@ -1,7 +1,8 @@
 """Sub-agents: the tool `task` gives a piece of work to another agent, with a run and a session of
 its own.
 
-    agents = Subagents(choices(BUILT_IN, "subagent", "all"), equip)   # equip(spec, session_id) -> Equipment
+    agents = Subagents(choices(BUILT_IN, "subagent", "all"), equip)
+    # equip(spec, session_id) -> Equipment
     run_loop(messages, model, [read, bash, agents.tool])
 
 All events of the child's run come out as `nested`, its questions among them. The parent's abort is

@@ -42,9 +42,15 @@ def _make_title(arguments: dict[str, Any]) -> str:
     return f"{len(done)} of {len(items)} done"
 
 
-@tool(title=_make_title, permission="todo", default="allow", slips=slips.TODO)
+@tool(
+    title=_make_title,
+    permission="todo",
+    default="allow",
+    slips=slips.TODO,
+)
 def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
-    """Keep a checklist, which the user sees, for a task of three steps or more. Send it whole at each change.
+    """Keep a checklist, which the user sees, for a task of three steps or more. Send it whole at
+    each change.
 
     items: {text, status: pending, in_progress or done}, in order
     """
@@ -59,11 +65,17 @@ def _no_title(arguments: dict[str, Any]) -> str:
     return ""
 
 
-@tool(title=_no_title, permission="ask_user", default="allow", asks_itself=True)
+@tool(
+    title=_no_title,
+    permission="ask_user",
+    default="allow",
+    asks_itself=True,
+)
 def ask_user(
     ctx: ToolContext, question: str, options: list[str] | None = None
 ) -> Generator[Event, None, ToolResult]:
-    """Ask the user one question, and wait. Only for a choice that is theirs and that you cannot find out.
+    """Ask the user one question, and wait. Only for a choice that is theirs and that you cannot
+    find out.
 
     question: with all that is needed to decide
     options: 2 to 5 short answers to choose from; the user may give another one

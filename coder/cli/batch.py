@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,25 +69,54 @@ def main(words: Sequence[str]) -> int:
     return 0 if wanted <= {row["id"] for row in rows} else LIMIT
 
 
-def read_words(words: Sequence[str]) -> argparse.Namespace:
-    """The words of the command. Raises ConfigError."""
+def make_flags() -> Flags:
     flags = Flags(prog=f"{program()} batch", description=ABOUT)
     flags.add_argument("tasks", metavar="TASKS", help="a file of tasks, a JSON object in each line")
-    flags.add_argument("-o", "--output", metavar="RESULTS", required=True, help="a file of rows")
-    flags.add_argument("--workers", type=count, default=4, metavar="N", help="tasks at a time (4)")
+    flags.add_argument(
+        "-o",
+        "--output",
+        metavar="RESULTS",
+        required=True,
+        help="a file of rows",
+    )
+    flags.add_argument(
+        "--workers",
+        type=count,
+        default=4,
+        metavar="N",
+        help="tasks at a time (4)",
+    )
     engines = "local (default), or ray: a Ray cluster"
-    flags.add_argument("--engine", choices=("local", "ray"), default="local", help=engines)
+    flags.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help=engines,
+    )
     address = "of the cluster, such as auto; without one, a cluster of this machine"
     flags.add_argument("--address", metavar="ADDRESS", help=address)
     flags.add_argument("--traces", metavar="DIR", help="write the trace of each task there")
+    limits = (("steps", count, "N"), ("seconds", amount, "S"), ("cost", amount, "C"))
     for scope, about in (("max", "for each task"), ("total", "for all; then none begins")):
-        flags.add_argument(f"--{scope}-steps", type=count, metavar="N", help=f"steps {about}")
-        flags.add_argument(f"--{scope}-seconds", type=amount, metavar="S", help=f"seconds {about}")
-        flags.add_argument(f"--{scope}-cost", type=amount, metavar="C", help=f"cost {about}")
-    own, further = list(words), []
+        for name, kind, metavar in limits:
+            flags.add_argument(
+                f"--{scope}-{name}",
+                type=kind,
+                metavar=metavar,
+                help=f"{name} {about}",
+            )
+    return flags
+
+
+def read_words(words: Sequence[str]) -> argparse.Namespace:
+    """The words of the command. Raises ConfigError."""
+    own = list(words)
+    further: list[str] = []  # flags of each task
     if "--" in own:
         at = own.index("--")
-        own, further = own[:at], own[at + 1 :]
+        further = own[at + 1 :]
+        del own[at:]
+    flags = make_flags()
     arguments = flags.parse_args(own)
     parser().parse_args(further)  # what is wrong with them is said now
     arguments.flags = further
@@ -161,21 +191,31 @@ def line_of(row: Row) -> str:
     return line
 
 
+def sums_of(rows: Sequence[Row]) -> list[str]:
+    """The cells of a line of the table: what these tasks took together."""
+    totals = Counter[str]()
+    for row in rows:
+        usage = row.get("usage") or {}
+        totals["input"] += usage.get("input", 0)
+        totals["output"] += usage.get("output", 0)
+        for name in ("steps", "cost", "seconds"):
+            totals[name] += row.get(name) or 0
+    cost = f"{totals['cost']:.2f}" if totals["cost"] else "-"
+    return [
+        f"{len(rows)}",
+        f"{totals['steps']:,}",
+        f"{totals['input']:,}",
+        f"{totals['output']:,}",
+        cost,
+        f"{totals['seconds'] / len(rows):.1f}",
+    ]
+
+
 def table_of(rows: Sequence[Row], seconds: float) -> Table:
     """How the tasks have ended."""
     table = Table("ended by", "tasks", "steps", "tokens in", "tokens out", "cost", "seconds a task")
     for reason in sorted({row["stop_reason"] for row in rows}):
         some = [row for row in rows if row["stop_reason"] == reason]
-        usages = [row.get("usage") or {} for row in some]
-        cost = sum(row.get("cost") or 0.0 for row in some)
-        table.add_row(
-            reason,
-            f"{len(some)}",
-            f"{sum(row.get('steps') or 0 for row in some):,}",
-            f"{sum(usage.get('input', 0) for usage in usages):,}",
-            f"{sum(usage.get('output', 0) for usage in usages):,}",
-            f"{cost:.2f}" if cost else "-",
-            f"{sum(row.get('seconds', 0.0) for row in some) / len(some):.1f}",
-        )
+        table.add_row(reason, *sums_of(some))
     table.caption = f"{len(rows)} rows; this run took {seconds:.0f} s"
     return table

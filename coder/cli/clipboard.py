@@ -52,7 +52,13 @@ def _pipe(data: bytes) -> str:
     null = subprocess.DEVNULL
     for argv in programs:
         try:
-            done = subprocess.run(argv, input=data, stdout=null, stderr=null, timeout=SECONDS)
+            done = subprocess.run(
+                argv,
+                input=data,
+                stdout=null,
+                stderr=null,
+                timeout=SECONDS,
+            )
         except (OSError, subprocess.TimeoutExpired):
             continue
         if done.returncode == 0:

@@ -30,7 +30,12 @@ def write_new(path: Path, text: str) -> None:
     """Write a file for the user alone, never over one that is there. Raises ConfigError."""
     try:
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(number, "w", encoding="utf-8", errors="replace") as opened:
+        with open(
+            number,
+            "w",
+            encoding="utf-8",
+            errors="replace",
+        ) as opened:
             opened.write(text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None

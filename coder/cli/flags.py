@@ -16,7 +16,7 @@ it answers and exits. `%(prog)s --demo` shows it at work without a key."""
 BELOW = {
     "exit codes": "0 done · 1 failed · 2 usage or configuration · 3 stopped by a limit · 75 try again later · 130 Ctrl+C",
     "settings": "OPENAI_API_KEY, OPENAI_BASE_URL, OPENAI_MODEL and more: see `%(prog)s config`",
-    "also": "%(prog)s config, sessions, export ID, trace FILE (a run recorded with --trace), demo --port N",
+    "also": "%(prog)s config, sessions, export ID, trace FILE (a run recorded with --trace), demo --port N, tour",
 }
 
 
@@ -106,7 +106,12 @@ def parser() -> Flags:
     """
     flags = Flags(prog=program(), usage="%(prog)s [FLAGS] [PROMPT]", description=DESCRIPTION)
     about = "what to do; stdin next to it is context"
-    flags.add_argument("prompt", nargs="*", metavar="PROMPT", help=about)
+    flags.add_argument(
+        "prompt",
+        nargs="*",
+        metavar="PROMPT",
+        help=about,
+    )
     for names, value, text in FLAGS:
         options = FURTHER.get(names.split()[-1], {} if value else ON)
         options = options | ({"metavar": value} if value else {})
@@ -118,7 +123,12 @@ def parser() -> Flags:
             options = {"action": "store_const", "const": "on"}
             if given:
                 options = {"metavar": given, "type": partial(check_flag, name, flag)}
-            flags.add_argument(*words, dest=name, help=setting.help, **options)
+            flags.add_argument(
+                *words,
+                dest=name,
+                help=setting.help,
+                **options,
+            )
     for title, text in BELOW.items():
         flags.add_argument_group(title, text)
     return flags

@@ -145,7 +145,12 @@ class LineEditor:
         with contextlib.suppress(OSError):
             make_private(self.history.parent, close=True)
             fd = os.open(self.history, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            with open(fd, "w", encoding="utf-8", errors="replace") as file:
+            with open(
+                fd,
+                "w",
+                encoding="utf-8",
+                errors="replace",
+            ) as file:
                 file.write(text)
 
     def _load_history(self, readline: ModuleType) -> None:
@@ -201,7 +206,11 @@ class LineEditor:
             self._completions = [word, *(f"{word}|{text}" for text in self._near)]
 
     def _list(
-        self, draw_again: Callable[[], object], word: str, matches: Sequence[str], longest: int
+        self,
+        draw_again: Callable[[], object],
+        word: str,
+        matches: Sequence[str],
+        longest: int,
     ) -> None:
         """Show the candidates below the line; those that only look like the word one in a row,
         the nearest first."""

@@ -27,7 +27,6 @@ from coder.settings import (
     Settings,
     config_folder,
     data_folder,
-    load,
     needed,
     optional,
 )
@@ -38,7 +37,17 @@ if TYPE_CHECKING:
     from coder.cli.screen import Screen
     from coder.session import Session
 
-SUBCOMMANDS = ("batch", "config", "demo", "export", "mcp-server", "sessions", "trace")
+SUBCOMMANDS = (
+    "batch",
+    "config",
+    "demo",
+    "export",
+    "mcp-server",
+    "serve",
+    "sessions",
+    "tour",
+    "trace",
+)
 AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the imports begin
 
 
@@ -76,6 +85,8 @@ def run(argv: Sequence[str]) -> int:
         flags, words = split_at_dashes(argv)  # argparse loses words after a --
         arguments = parser().parse_intermixed_args(flags)
         arguments.prompt += words
+        from coder.sources import load  # late: not for --help
+
         enter(arguments.cwd)
         with demonstration(arguments) if arguments.demo else given_prompt(arguments) as prompt:
             one_task = decide_mode(arguments, prompt)
@@ -220,10 +231,8 @@ def decide_mode(arguments: argparse.Namespace, prompt: str) -> bool:
         check_task(arguments, prompt)
     arguments.one_task = one_task
     arguments.can_ask = terminal and shows_questions(arguments)
-    if arguments.step and not arguments.can_ask:
-        raise ConfigError("--step needs a terminal, and no -q or --output-format")
     arguments.is_older = arguments.continue_ or arguments.resume is not None
-    check_unkept(arguments)
+    check_together(arguments)
     return one_task
 
 
@@ -234,8 +243,10 @@ def shows_questions(arguments: argparse.Namespace) -> bool:
     return sys.stderr.isatty() and arguments.output_format == "text" and not arguments.quiet
 
 
-def check_unkept(arguments: argparse.Namespace) -> None:
-    """Raises ConfigError if a conversation is to be continued that is not to be kept."""
+def check_together(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError for flags that cannot be used together, or not without a screen."""
+    if arguments.step and not arguments.can_ask:
+        raise ConfigError("--step needs a terminal, and no -q or --output-format")
     if arguments.is_older and arguments.no_session:
         flag = "-c" if arguments.resume is None else "-r"
         raise ConfigError(f"--no-session and {flag} cannot be used together")

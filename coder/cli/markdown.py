@@ -257,7 +257,12 @@ def item_mark(block: re.Match[str]) -> str:
     return "• "
 
 
-def inline(text: str, at: int, style: str, is_whole: bool) -> tuple[Cells, int]:
+def inline(
+    text: str,
+    at: int,
+    style: str,
+    is_whole: bool,
+) -> tuple[Cells, int]:
     """The text from `at` on, with its marks as styles, and the start of the undecided rest."""
     cells: Cells = []
     is_whole = is_whole or len(text) - at > HELD
@@ -337,7 +342,12 @@ def table(rows: list[list[str]], marks: list[str], width: int) -> list[Cells]:
     columns = max(len(row) for row in rows)
     if width < 6 * columns - 3:
         return []
-    grid = table.Table(box=box.MINIMAL, show_edge=False, pad_edge=False, border_style="dim")
+    grid = table.Table(
+        box=box.MINIMAL,
+        show_edge=False,
+        pad_edge=False,
+        border_style="dim",
+    )
     for mark in [*marks, *repeat("", columns)][:columns]:
         grid.add_column(header_style="bold", justify=column_side(mark), overflow="fold")
     for number, row in enumerate(rows):

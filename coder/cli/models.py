@@ -23,18 +23,15 @@ from coder.cli.wording import by_number, first_of
 from coder.providers.endpoint import Endpoint
 from coder.providers.errors import explain
 from coder.settings import (
-    FOLDER,
     ConfigError,
     Missing,
     Settings,
     client_of,
     config_folder,
     env_line,
-    load,
     program,
-    read_sources,
-    server_place,
 )
+from coder.sources import FOLDER, load, read_sources, server_source
 from coder.tools.workspace import make_private
 from coder.types import CoderError, ModelError
 
@@ -131,7 +128,7 @@ def _choose_model(names: Sequence[str], arguments: argparse.Namespace) -> str:
     """The model that the user names; it is kept for the usual server."""
     model = by_number(names, _answer("number or name: ", arguments.can_ask))
     # A flag or a folder names a server for now, and the usual one may have no such model
-    source = server_place(read_sources(Path.cwd(), vars(arguments)))
+    source = server_source(read_sources(Path.cwd(), vars(arguments)))
     is_for_now = arguments.OPENAI_BASE_URL or source == FOLDER
     _keep(not is_for_now, OPENAI_MODEL=model)
     return model
@@ -143,7 +140,12 @@ def _choose_server(can_ask: bool) -> tuple[str, str]:
     options, servers = _find_servers()
     url, model = options[0] if options else (_local_url(PORTS["Ollama"]), "NAME")
     command = f"{program()} --base-url {url} -m {shlex.quote(model)}"
-    ways = NOTHING.format(servers=servers, file=file, command=command, program=program())
+    ways = NOTHING.format(
+        servers=servers,
+        file=file,
+        command=command,
+        program=program(),
+    )
     sys.stderr.write(ways)
     answer = _answer(f"number (kept in {file}): ", can_ask and bool(options))
     numbers = [str(number) for number in range(1, len(options) + 1)]

@@ -196,7 +196,12 @@ class Prompter:
             return self.stepper.is_on
         module = needed("coder.devtools.step", "--step")
         hooks = session.agent.hooks.hooks
-        self.stepper = module.Stepper(*hooks, ask=self._ask_step, show=self._show_step, edit=edited)
+        self.stepper = module.Stepper(
+            *hooks,
+            ask=self._ask_step,
+            show=self._show_step,
+            edit=edited,
+        )
         hooks[:] = [self.stepper]
         return True
 

@@ -184,7 +184,13 @@ class Renderer:
             self._line(f"The context is nearly full: {wording.FULL}", "yellow")
         self._notify(wording.why_stopped(event))
 
-    def _stream(self, kind: str, text: str, screen: Screen, style: str = "") -> None:
+    def _stream(
+        self,
+        kind: str,
+        text: str,
+        screen: Screen,
+        style: str = "",
+    ) -> None:
         if self._delta_kind != kind:
             self.pause()
             text = text.lstrip("\n")
@@ -315,7 +321,13 @@ class Renderer:
         row = self._call_row(NOBODY, DONE, titles, (words, "dim"))
         self.screen.draft(*row)
 
-    def _call_row(self, name: Part, mark: Part, title: str, outcome: Part) -> Parts:
+    def _call_row(
+        self,
+        name: Part,
+        mark: Part,
+        title: str,
+        outcome: Part,
+    ) -> Parts:
         """The row of a call: whose it is, its title and what came of it, cut to the width."""
         words, style = outcome
         room = self.screen.width - cell_count(name[0]) - 3

@@ -46,7 +46,11 @@ class Repl:
     """
 
     def __init__(
-        self, session: Session, arguments: argparse.Namespace, screen: Screen, keyboard: Keyboard
+        self,
+        session: Session,
+        arguments: argparse.Namespace,
+        screen: Screen,
+        keyboard: Keyboard,
     ) -> None:
         assert session.conversation  # whose module Commands needs, too
         self.session, self.conversation = session, session.conversation

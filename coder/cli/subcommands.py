@@ -1,4 +1,6 @@
-"""The subcommands: config, demo, sessions, export, trace. They take words and return exit codes."""
+"""The subcommands: config, demo, tour, batch, sessions, export, trace. They take words and return
+exit codes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from coder import settings
+from coder import settings, sources
 from coder.cli.flags import Flags
 from coder.cli.process import raise_on_sigint
 from coder.cli.wording import session_line
@@ -43,14 +45,14 @@ def config(words: Sequence[str]) -> int:
     """Print each setting with its value and its source, in the form of a .env."""
     _flags("config", "All settings, in the form of ~/.config/coder/.env.").parse_args(words)
     problem = ""
-    server = settings.ENVIRONMENT
-    sources = settings.read_sources(Path.cwd())
+    server = sources.ENVIRONMENT
+    found = sources.read_sources(Path.cwd())
     try:
-        server = settings.server_place(sources)
-        settings.load(Path.cwd())
+        server = sources.server_source(found)
+        sources.load(Path.cwd())
     except settings.ConfigError as error:
         problem = f"# Missing or wrong: {error}\n"
-    chosen = settings.choose(sources, server)
+    chosen = sources.choose(found, server)
     _print(f"# For {settings.config_folder()}/.env, which only you should be able to read")
     for name, setting in settings.SETTINGS.items():
         text, source = chosen.get(name, ("", ""))
@@ -72,7 +74,12 @@ def demo(words: Sequence[str]) -> int:
     """Serve the demonstration's scripted model, alone and for any client."""
     module = needed("coder.devtools.demo", "demo")
     flags = _flags("demo", "Serve the demo's scripted model on loopback.")
-    flags.add_argument("--port", type=int, default=8321, help="default 8321; 0 takes a free one")
+    flags.add_argument(
+        "--port",
+        type=int,
+        default=8321,
+        help="default 8321; 0 takes a free one",
+    )
     port = flags.parse_args(words).port
     try:
         server = module.demo_server(port)
@@ -87,6 +94,11 @@ def demo(words: Sequence[str]) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
     return 0
+
+
+def tour(words: Sequence[str]) -> int:
+    """Teach how an agent works, in chapters with exercises."""
+    return int(needed("coder.cli.tour", "tour").main(words))
 
 
 def batch(words: Sequence[str]) -> int:
@@ -106,6 +118,11 @@ def mcp_server(words: Sequence[str]) -> int:
         raise without_package("mcp-server", "mcp") from None
     main()
     return 0
+
+
+def serve(words: Sequence[str]) -> int:
+    """Serve the agent over HTTP."""
+    return int(needed("coder.cli.serve", "serve").main(words))
 
 
 # ---- sessions ------------------------------------------------------------------------------------
@@ -135,10 +152,21 @@ def _read_sessions_words(words: Sequence[str]) -> argparse.Namespace:
     flags = _flags("sessions", "The conversations that were kept on this machine.")
     verb = "list (default), search WORDS, fork WHICH (prints the copy's ID), rm WHICH"
     verbs = ("list", "search", "fork", "rm")
-    flags.add_argument("verb", nargs="?", default="list", choices=verbs, help=verb)
+    flags.add_argument(
+        "verb",
+        nargs="?",
+        default="list",
+        choices=verbs,
+        help=verb,
+    )
     what = "words in titles and texts; or numbers of the list, names, IDs"
     flags.add_argument("words", nargs="*", help=what)
-    flags.add_argument("-a", "--all", action="store_true", help="list those of all folders")
+    flags.add_argument(
+        "-a",
+        "--all",
+        action="store_true",
+        help="list those of all folders",
+    )
     about = "of list and search: an array with an object for each"
     flags.add_argument("--json", action="store_true", help=about)
     arguments = flags.parse_intermixed_args(words)
@@ -175,7 +203,14 @@ def _list(store: Store, of_all: bool, as_json: bool) -> int:
         elif of_all:
             _print(_line(info))
         else:
-            _print(session_line(info, head=f"{number:>3}  ", tail=f"  {info.id}", width=width))
+            _print(
+                session_line(
+                    info,
+                    head=f"{number:>3}  ",
+                    tail=f"  {info.id}",
+                    width=width,
+                )
+            )
     if as_json:
         _print_json(rows)
     elif not infos:
@@ -210,7 +245,7 @@ def export(words: Sequence[str]) -> int:
     module = needed("coder.sessions.export", "export")
     flags.add_argument("--format", choices=get_args(module.Format), default="md")
     arguments = flags.parse_args(words)
-    secrets = settings.secrets(settings.read_sources(Path.cwd()))
+    secrets = sources.secrets(sources.read_sources(Path.cwd()))
     redactor = module.redactor(*secrets)
     with _open_store("export") as store:
         info = store.find(arguments.id, str(Path.cwd()))

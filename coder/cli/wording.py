@@ -130,7 +130,12 @@ def words_of(text: str) -> str:
     return text.partition(ATTACHED)[0]
 
 
-def session_line(info: SessionInfo, head: str = "", tail: str = "", width: int = 0) -> str:
+def session_line(
+    info: SessionInfo,
+    head: str = "",
+    tail: str = "",
+    width: int = 0,
+) -> str:
     """A session in a list, between `head` and `tail`: its age, what it is about, its size and
     model; in one row of `width` columns, if that is given."""
     about = " ".join(strip_controls(info.title or info.first).split())

@@ -1,4 +1,4 @@
-"""For building and teaching: traces, a scripted server and model, the demo, a relay.
+"""For building and teaching: traces, a scripted server and model, the demo, the tour, a relay.
 
 Promises: a trace has every byte that was sent and received, without keys; the scripted server
 speaks the real protocol, so that a test or a lesson needs no key and no network.

@@ -74,7 +74,12 @@ def scratch_project() -> Path:
     """A copy of the broken project in a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix="coder-demo-"))
     project = Path(__file__).parent / "demo_project"
-    shutil.copytree(project, folder, ignore=shutil.ignore_patterns("__*"), dirs_exist_ok=True)
+    shutil.copytree(
+        project,
+        folder,
+        ignore=shutil.ignore_patterns("__*"),
+        dirs_exist_ok=True,
+    )
     return folder
 
 

@@ -36,7 +36,13 @@ class Relay(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self, base_url: str, api_key: str, tokens: Iterable[str], *, origin: str = "", port: int = 0
+        self,
+        base_url: str,
+        api_key: str,
+        tokens: Iterable[str],
+        *,
+        origin: str = "",
+        port: int = 0,
     ) -> None:
         self.base = urlsplit(base_url)
         self.key = api_key

@@ -6,8 +6,8 @@
     Agent(ScriptedModel.from_trace("run.jsonl"), tools=[ls])
 
 The server speaks the OpenAI protocol in real HTTP and event streams: /chat/completions (streamed or
-not) and /models. The model is a ChatModel whose bytes come from here. A reply can also be a failure:
-an error status, a stall, a cut stream, bytes of any kind.
+not) and /models. The model is a ChatModel whose bytes come from here. A reply can also be a
+failure: an error status, a stall, a cut stream, bytes of any kind.
 """
 
 from __future__ import annotations
@@ -166,9 +166,10 @@ def _in_order(replies: Sequence[Reply]) -> Script:
 class ScriptedServer(ThreadingHTTPServer):
     """A context manager that serves from a thread of its own. `port` 0 takes a free one.
 
-    `requests` are the bodies received, `heads` their headers, `paths` their paths, `times` when each
-    came and `sent` when its answer was out (monotonic seconds), `connections` counts connections and
-    `gone` answers whose client left before their end. `models` are the names at /models.
+    `requests` are the bodies received, `heads` their headers, `paths` their paths, `times` when
+    each came and `sent` when its answer was out (monotonic seconds), `connections` counts
+    connections and `gone` answers whose client left before their end. `models` are the names at
+    /models.
     """
 
     daemon_threads = True
@@ -368,7 +369,12 @@ class _Player(Endpoint):
 
     @contextmanager
     def post(
-        self, data: bytes, api_key: str | None, abort: Abort, seconds: float, path: str = ""
+        self,
+        data: bytes,
+        api_key: str | None,
+        abort: Abort,
+        seconds: float,
+        path: str = "",
     ) -> Iterator[Any]:
         body = json.loads(data)
         self.bodies.append(body)

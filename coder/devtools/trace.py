@@ -117,7 +117,12 @@ class Trace:
                 if hasattr(inner, "reply"):
                     answer = getattr(inner, "answer", getattr(inner, "allowed", None))
                     seconds = round(time.monotonic() - passed, 6)
-                    self.record("reply", to=inner.type, answer=answer, seconds=seconds)
+                    self.record(
+                        "reply",
+                        to=inner.type,
+                        answer=answer,
+                        seconds=seconds,
+                    )
                 if self._failure:
                     yield Notice(f"The trace ends here: {self._failure}.")
                     self._failure = ""
@@ -137,7 +142,12 @@ class Trace:
     def record(self, type: str, **fields: Any) -> None:  # noqa: A002 (the name in the file)
         """Append one line."""
         try:
-            text = json.dumps(fields, ensure_ascii=False, default=repr, skipkeys=True)
+            text = json.dumps(
+                fields,
+                ensure_ascii=False,
+                default=repr,
+                skipkeys=True,
+            )
         except (ValueError, RecursionError) as error:  # the details of a tool hold anything
             text = json.dumps({"unwritable": str(error)})
         self._write(type, text[1:-1].encode("utf-8", "backslashreplace"))  # surrogates as \udc80
@@ -164,7 +174,12 @@ class TracedAnswer:
 
     def head(self, answer: Answer) -> None:
         headers = {k: v for k, v in answer.headers.items() if "cookie" not in k.lower()}
-        self.trace.record("response", n=self.number, status=answer.status_code, headers=headers)
+        self.trace.record(
+            "response",
+            n=self.number,
+            status=answer.status_code,
+            headers=headers,
+        )
 
     def piece(self, data: bytes) -> None:
         self.trace.record("chunk", n=self.number, text=data.decode("utf-8", "surrogateescape"))
@@ -175,7 +190,12 @@ class TracedAnswer:
             return
         facts = {field.name: getattr(error, field.name) for field in dataclasses.fields(error)}
         body = facts.pop("body").decode("utf-8", "surrogateescape")
-        self.trace.record("response_end", n=self.number, error=facts, body=body)
+        self.trace.record(
+            "response_end",
+            n=self.number,
+            error=facts,
+            body=body,
+        )
 
 
 def _open(path: str | Path) -> int:

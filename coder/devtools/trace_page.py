@@ -97,7 +97,12 @@ def page(recording: Recording, title: str) -> str:
     """The whole page of a trace. Messages that a request only repeats are left out."""
     runs = "".join(_run_section(run, number) for number, run in enumerate(recording.runs, 1))
     runs = runs or "<p>There is no run in it.</p>"
-    return PAGE.format(title=_text(title), meaning=_text(MEANING), timeline=STYLE, runs=runs)
+    return PAGE.format(
+        title=_text(title),
+        meaning=_text(MEANING),
+        timeline=STYLE,
+        runs=runs,
+    )
 
 
 def _run_section(run: Part, run_number: int) -> str:

@@ -65,7 +65,12 @@ class Guard(Hooks):
     """
 
     def __init__(
-        self, hook: Hooks, *, name: str = "", seconds: float | None = 30.0, closed: bool = False
+        self,
+        hook: Hooks,
+        *,
+        name: str = "",
+        seconds: float | None = 30.0,
+        closed: bool = False,
     ) -> None:
         self.hook = hook
         self.name = name or type(hook).__name__
@@ -197,7 +202,12 @@ class Command:
         re.compile(self.tools)
         hooks = FunctionHooks(on_run_start=self.on_run_start, **{method: getattr(self, method)})
         seconds = float(self.seconds) + 1  # the command itself is stopped before
-        return Guard(hooks, name=self.command, seconds=seconds, closed=self.closed)
+        return Guard(
+            hooks,
+            name=self.command,
+            seconds=seconds,
+            closed=self.closed,
+        )
 
     def on_run_start(self, abort: Abort) -> None:
         self.abort = abort

@@ -69,7 +69,13 @@ def expand(entry: Any, cwd: Path) -> Any:
 class Server:
     """One server, in the event loop: its connection and its tools. `problem`: why there is none."""
 
-    def __init__(self, name: str, entry: Any, folder: Path, cwd: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        entry: Any,
+        folder: Path,
+        cwd: Path,
+    ) -> None:
         self.name = name
         self.entry = entry
         self.folder = folder
@@ -233,7 +239,13 @@ class Servers:
             check_ownership(path)
             entries = json.loads(path.read_text("utf-8"))["mcpServers"]
             self.servers = [
-                Server(name, entry, folder=path.parent, cwd=cwd) for name, entry in entries.items()
+                Server(
+                    name,
+                    entry,
+                    folder=path.parent,
+                    cwd=cwd,
+                )
+                for name, entry in entries.items()
             ]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             self._problems = [f"{path} is ignored: {type(error).__name__}: {error}"]
@@ -327,7 +339,11 @@ class Servers:
         )
 
     def _call(
-        self, server: Server, tool: str, ctx: ToolContext, arguments: dict[str, Any]
+        self,
+        server: Server,
+        tool: str,
+        ctx: ToolContext,
+        arguments: dict[str, Any],
     ) -> ToolResult:
         future = self._submit(server.call(tool, arguments))
         try:

@@ -73,7 +73,14 @@ class PluginApi:
         if not isinstance(hook, Hooks):
             raise TypeError(f"a hook is a coder.Hooks, not {type(hook).__name__}")
         name = f"{self.name}: {type(hook).__name__}"
-        self.hooks.append(Guard(hook, name=name, seconds=seconds, closed=closed))
+        self.hooks.append(
+            Guard(
+                hook,
+                name=name,
+                seconds=seconds,
+                closed=closed,
+            )
+        )
 
     def add_command(self, name: str, function: Function, help: str = "") -> None:  # noqa: A002
         """Add `/name` to the prompt; lower-case letters only.

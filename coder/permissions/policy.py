@@ -112,7 +112,11 @@ class Policy:
         return [*self.rules, *agent, *self.flags], self.agent, self.workspace
 
     def decide(
-        self, permission: str, text: str, cwd: Path, default: Default | None = None
+        self,
+        permission: str,
+        text: str,
+        cwd: Path,
+        default: Default | None = None,
     ) -> Decision:
         """Decide on an action; `text` is the command or path that is acted on.
 
@@ -124,7 +128,11 @@ class Policy:
         return decision
 
     def decide_without_yolo(
-        self, permission: str, text: str, cwd: Path, default: Default | None = None
+        self,
+        permission: str,
+        text: str,
+        cwd: Path,
+        default: Default | None = None,
     ) -> Decision:
         default = default or DEFAULTS.get(permission, "ask")
         if permission in ("bash", "unconfined"):
@@ -136,7 +144,13 @@ class Policy:
         parents = self.parent.decide_without_yolo(permission, text, cwd, default)
         return replace(strictest([own, parents]), is_confined=own.is_confined)
 
-    def _decide_on_path(self, permission: str, text: str, cwd: Path, default: Default) -> Decision:
+    def _decide_on_path(
+        self,
+        permission: str,
+        text: str,
+        cwd: Path,
+        default: Default,
+    ) -> Decision:
         """Decide on an action on one path, or on a call of a tool from elsewhere."""
         names = _names_of(permission, text, cwd)
         rule = last_match(permission, names, self.layers[0])
@@ -155,7 +169,11 @@ class Policy:
         return replace(decision, always_pattern=always, reason=protected.reason)
 
     def _decide_on_command(
-        self, permission: str, command: str, cwd: Path, default: Default
+        self,
+        permission: str,
+        command: str,
+        cwd: Path,
+        default: Default,
     ) -> Decision:
         """Decide on a command line: the strictest decision on its parts."""
         if denies_line(command, self.layers):
@@ -172,7 +190,12 @@ class Policy:
             reason = "it names a file that may hold secrets"
             decisions.append(Decision("ask"))
         decision = strictest(decisions)
-        return replace(decision, always_pattern=command, reason=reason, is_confined=is_confined)
+        return replace(
+            decision,
+            always_pattern=command,
+            reason=reason,
+            is_confined=is_confined,
+        )
 
     def _decide_outside(self, command: str, parts: Sequence[Part], default: Default) -> Decision:
         """Decide on a command outside the sandbox: only a rule for `unconfined` or the user allows
@@ -185,7 +208,12 @@ class Policy:
         decisions = [self._decide_on_part("unconfined", part, default) for part in parts]
         reason = "it would run outside the sandbox"
         decision = strictest(decisions)
-        return replace(decision, always_pattern=command, reason=reason, even_with_yolo=True)
+        return replace(
+            decision,
+            always_pattern=command,
+            reason=reason,
+            even_with_yolo=True,
+        )
 
     def _has_allowed(self, permission: str, command: str) -> bool:
         """Tell whether the user has allowed exactly this line in this session."""
@@ -282,8 +310,8 @@ class Policy:
 def _names_of(permission: str, text: str, cwd: Path) -> list[str]:
     """What a pattern may call that which is acted on.
 
-    A path as it is written, absolute, or relative to the workspace, and a folder with a slash at its
-    end, so that `folder/*` fits it as well.
+    A path as it is written, absolute, or relative to the workspace, and a folder with a slash at
+    its end, so that `folder/*` fits it as well.
     """
     names = [text]
     path = cwd / text

@@ -23,7 +23,12 @@ FILES = (
 )
 
 
-def protection(permission: str, path: str, private: Iterable[Path], cwd: Path) -> Decision:
+def protection(
+    permission: str,
+    path: str,
+    private: Iterable[Path],
+    cwd: Path,
+) -> Decision:
     """The question, with its reason, that an action on a protected path needs; else ALLOW.
 
     `private`: coder's own folders, which may lie in the workspace, since that may be the home.

@@ -304,7 +304,12 @@ def rules_of(data: Any, source: str = "given") -> list[Rule]:
     return rules
 
 
-def _rule(permission: str, pattern: str, action: Action, source: str) -> Rule:
+def _rule(
+    permission: str,
+    pattern: str,
+    action: Action,
+    source: str,
+) -> Rule:
     tool = BUILT_IN.get(permission)
     if tool and tool.kind != permission:
         raise RulesError(f"{permission} is no kind: rules for it have the kind {tool.kind}")

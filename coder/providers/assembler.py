@@ -222,9 +222,7 @@ class Assembler:
         """The answer. Raises ModelError if there is none."""
         word = self.finish_reason.lower()
         self._check_end(word)
-        text = self._without_thought(mend("".join(self.text)))
-        if text.isspace():  # no answer
-            text = ""
+        text = self._whole_text()
         if word == OVERFLOW and not text:
             raise ModelError("overflow", "the context is full")
         calls = self.calls.finished()
@@ -253,14 +251,15 @@ class Assembler:
             problem = f"the server ended the answer with {self.finish_reason!r}"
             raise ModelError("server", problem, retryable=True)
 
-    def _without_thought(self, text: str) -> str:
-        """The text after a thought that only has an end: templates of some servers write <think>
-        into the prompt."""
+    def _whole_text(self) -> str:
+        """The text, without a thought that only has an end: templates of some servers write <think>
+        into the prompt. White space alone is no answer."""
+        text = mend("".join(self.text))
         thought, end, answer = f"{text}\n".partition(LONE_END)
-        if not end or "<think>" in thought or self._has_thought:
-            return text
-        self.thoughts[THINK] = [thought]
-        return answer.strip("\n")
+        if end and "<think>" not in thought and not self._has_thought:
+            self.thoughts[THINK] = [thought]
+            text = answer.strip("\n")
+        return "" if text.isspace() else text
 
     def _name_of_thoughts(self) -> str:
         """The first name with a thought, else the first that came, else ""."""

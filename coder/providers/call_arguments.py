@@ -133,8 +133,8 @@ def _mend_escape(escape: re.Match[str]) -> str:
 
 
 def _python_dictionary(text: str) -> JsonObject | None:
-    """The value of a Python dictionary, None if it is not one. Strings next to each other, which Python
-    joins, are none."""
+    """The value of a Python dictionary, None if it is not one. Strings next to each other, which
+    Python joins, are none."""
     if not text.startswith("{'"):
         return None
     try:

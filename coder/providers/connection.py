@@ -131,7 +131,12 @@ class Server:
                 advice = PAST_PROXY
         reason = getattr(cause, "strerror", "") or str(cause)
         message = f"nothing answers at {name}: {reason}"
-        return ModelError("network", message, retryable=self.answered, advice=advice)
+        return ModelError(
+            "network",
+            message,
+            retryable=self.answered,
+            advice=advice,
+        )
 
 
 # ---- opening a connection ------------------------------------------------------------------------
@@ -378,4 +383,9 @@ class HttpExchange:
             if isinstance(error, TimeoutError):
                 message = f"no data for {self._seconds:g} s"
                 advice = SLOW
-            raise ModelError("network", message, retryable=True, advice=advice) from error
+            raise ModelError(
+                "network",
+                message,
+                retryable=True,
+                advice=advice,
+            ) from error

@@ -108,7 +108,13 @@ class Endpoint:
             raise ModelError("auth", message)
         return key
 
-    def _head(self, url: str, path: str, key: str, size: int) -> bytes:
+    def _head(
+        self,
+        url: str,
+        path: str,
+        key: str,
+        size: int,
+    ) -> bytes:
         parts = urlsplit(url)
         headers = {
             "host": parts.netloc.rpartition("@")[2],
@@ -198,7 +204,12 @@ def _redirect(answer: Answer) -> ModelError:
     target = shown_url(base_of(location))
     message = f"{shown_url(answer.url)} redirects to {target}; redirects are not followed"
     advice = "Set OPENAI_BASE_URL to where the server is."
-    return ModelError("protocol", message, status=answer.status_code, advice=advice)
+    return ModelError(
+        "protocol",
+        message,
+        status=answer.status_code,
+        advice=advice,
+    )
 
 
 def _read_start(answer: Answer) -> bytes:

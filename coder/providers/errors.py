@@ -324,6 +324,10 @@ class Failures:
             return None
         return self.policy.delay(error, max(self.errors, 1))
 
+    def add_empty(self) -> None:
+        """Count an empty answer: an attempt, but no error."""
+        self.attempts += 1
+
     def text(self, error: ModelError) -> str:
         """What the run ends with."""
         failed = "Error" if self.errors < 2 else f"Failed after {self.errors} errors"

@@ -173,4 +173,9 @@ def open_tunnel(
         message = f"{proxy.name} does not connect to {server}: HTTP status {status}"
         may_pass = status >= 500
         kind: ErrorKind = "network" if may_pass else "protocol"
-        raise ModelError(kind, message, retryable=may_pass, advice=PAST_PROXY)
+        raise ModelError(
+            kind,
+            message,
+            retryable=may_pass,
+            advice=PAST_PROXY,
+        )

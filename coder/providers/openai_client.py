@@ -112,7 +112,12 @@ class ClientEndpoint(Endpoint):
             if is_azure and "/deployments" not in self.client.base_url.path:
                 # that class takes the name from a body that is a dictionary, and this one is bytes
                 path = f"/deployments/{quote(self.model, safe='')}{path}"
-            return self.client.post(path, content=data, options=options, **raw)
+            return self.client.post(
+                path,
+                content=data,
+                options=options,
+                **raw,
+            )
         except openai.APIStatusError as error:
             return error.response
         except openai.APIConnectionError as error:
@@ -128,7 +133,12 @@ class ClientEndpoint(Endpoint):
         # by name, since httpx and httpx2 have classes of their own
         was_connected = not type(cause).__name__.startswith(("Connect", "Proxy", "Unsupported"))
         retryable = was_connected or self._has_answered
-        return ModelError("network", message, retryable=retryable, advice=OWN_WAY)
+        return ModelError(
+            "network",
+            message,
+            retryable=retryable,
+            advice=OWN_WAY,
+        )
 
 
 class ClientAnswer:
@@ -151,7 +161,12 @@ class ClientAnswer:
         # the response, the pieces of its body, and None at its end; a ModelError ends it earlier
         self._received: SimpleQueue[Any] = SimpleQueue()
         self.within(seconds)
-        threading.Thread(target=self._receive, args=(send,), daemon=True, name="openai").start()
+        threading.Thread(
+            target=self._receive,
+            args=(send,),
+            daemon=True,
+            name="openai",
+        ).start()
 
     def _receive(self, send: Callable[[], Any]) -> None:
         """The work of the thread."""
@@ -167,7 +182,12 @@ class ClientAnswer:
         except ModelError as error:
             self._received.put(error)
         except Exception as error:  # httpx and httpx2 have classes of their own
-            broken = ModelError("network", BROKEN, retryable=True, advice=ADVICE["incomplete"])
+            broken = ModelError(
+                "network",
+                BROKEN,
+                retryable=True,
+                advice=ADVICE["incomplete"],
+            )
             broken.__cause__ = error
             self._received.put(broken)
 
@@ -202,7 +222,12 @@ class ClientAnswer:
             left = self._deadline - time.monotonic()
             if left <= 0:
                 message = f"no data for {self._seconds:g} s"
-                raise ModelError("network", message, retryable=True, advice=SLOW)
+                raise ModelError(
+                    "network",
+                    message,
+                    retryable=True,
+                    advice=SLOW,
+                )
             try:
                 received = self._received.get(timeout=min(left, framing.SLICE))
             except Empty:

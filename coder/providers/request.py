@@ -53,16 +53,30 @@ class Round:
     """An answer and all that follows until the next one: nothing in a round depends on another."""
 
     end: int  # its last message is the one before this index
-    data: bytes
+    size: int  # bytes from the first message to its end
+    system: str  # the texts of the system messages from the first message to its end
+
+
+NOTHING = Round(0, 0, "")
 
 
 @dataclass
 class Encoded:
-    """The messages of the newest request, and their bytes without these members."""
+    """The messages of the newest request, as copies, and their bytes: a comma before each."""
 
-    rejected: frozenset[str]
-    messages: list[Message] = field(default_factory=list)  # copies
-    rounds: list[Round] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    data: bytearray = field(default_factory=bytearray)
+    rounds: list[Round] = field(default_factory=lambda: [NOTHING])
+
+    def drop(self, unchanged: int) -> None:
+        """Keep the rounds within so many messages, without the last one, which may go on."""
+        while self.rounds[-1].end > unchanged:
+            self.rounds.pop()
+        if len(self.rounds) > 1:
+            self.rounds.pop()
+        last = self.rounds[-1]
+        del self.messages[last.end :]
+        del self.data[last.size :]
 
 
 class RequestEncoder:
@@ -83,8 +97,9 @@ class RequestEncoder:
         self.profile = profile
         self.extra = extra
         self.reasoning_budgets = reasoning_budgets
-        # Replaced as a whole, since another thread may have a request, too
-        self._encoded = Encoded(frozenset())
+        # By the members that it is without. A request takes it out while it changes it: another
+        # thread may have a request, too, and what an interrupt leaves half-done is never used
+        self._encoded: dict[frozenset[str], Encoded] = {}
         self._tools: tuple[Any, bytes] = (None, b"")  # those of the newest request, and their JSON
 
     def encode(self, request: Request, rejected: frozenset[str] = frozenset()) -> bytes:
@@ -95,13 +110,21 @@ class RequestEncoder:
         """
         members = self._make_members(request, rejected)
         tools = self._encode_tools(members.pop("tools", None))
-        rounds = self._encode_rounds(request.messages, rejected)
-        parts = [part.data for part in rounds if part.data]
-        system = self._system_text(request, rejected)
-        if system:
-            parts.insert(0, to_json({"role": "system", "content": system}))
+        encoded = self._encode_messages(request.messages, rejected)
         beginning = to_json(members)[:-1] + tools  # without its "}"
-        return b'%s,"messages":[%s]}' % (beginning, b",".join(parts))
+        # At most one system message is sent, the first
+        first = b""
+        rest: bytearray | bytes = encoded.data
+        form = ""
+        schema = schema_in(request.options)
+        if schema and "response_format" in rejected:
+            form = IN_THIS_FORM + to_json(schema).decode()
+        system = mend(join("\n\n", request.system, form, encoded.rounds[-1].system))
+        if system:
+            first = to_json({"role": "system", "content": system})
+        else:
+            rest = rest[1:]  # without its comma
+        return b'%s,"messages":[%s%s]}' % (beginning, first, rest)
 
     def _make_members(self, request: Request, rejected: frozenset[str]) -> JsonObject:
         """What is sent besides the messages. Values of the profile give way to `extra`, and those
@@ -150,34 +173,24 @@ class RequestEncoder:
                     return {taken[0]: members[name]}
         return {}
 
-    def _system_text(self, request: Request, rejected: frozenset[str]) -> str:
-        """At most one system message is sent, the first."""
-        texts = [request.system]
-        schema = schema_in(request.options)
-        if schema and "response_format" in rejected:
-            texts.append(IN_THIS_FORM + to_json(schema).decode())
-        for message in request.messages:
-            if message["role"] in SYSTEM:
-                texts.append(text_of(message))
-        return mend(join("\n\n", *texts))
-
-    def _encode_rounds(self, messages: list[Message], rejected: frozenset[str]) -> list[Round]:
-        """The rounds, each with commas between its messages."""
-        before = self._encoded
-        if before.rejected != rejected:
-            before = Encoded(rejected)
-        unchanged = common_prefix(before.messages, messages, operator.eq)
-        rounds = [known for known in before.rounds if known.end <= unchanged]
-        rounds = rounds[:-1]  # the last one may go on
-        start = rounds[-1].end if rounds else 0
-        for first, end in pairwise(_starts_of_rounds(messages, start)):
-            converted = _convert_round(messages[first:end], self.profile, rejected)
-            data = b",".join([to_json(message) for message in converted])
-            rounds.append(Round(end, data))
-        copies = before.messages[:start]
-        copies += copied(messages[start:])
-        self._encoded = Encoded(rejected, copies, rounds)
-        return rounds
+    def _encode_messages(self, messages: list[Message], rejected: frozenset[str]) -> Encoded:
+        """What the newest request has in common with this one is not encoded again."""
+        encoded = self._encoded.pop(rejected, None) or Encoded()
+        encoded.drop(common_prefix(encoded.messages, messages, operator.eq))
+        last = encoded.rounds[-1]
+        unwanted = EXTRA_MEMBERS - set(self.profile.echoed) | rejected
+        for first, end in pairwise(_starts_of_rounds(messages, last.end)):
+            new = messages[first:end]
+            converted = _convert_round(new, self.profile, unwanted)
+            if converted:
+                encoded.data += b"," + to_json(converted)[1:-1]  # without its brackets
+            system = join("\n\n", last.system, *_system_texts(new))
+            last = Round(end, len(encoded.data), system)
+            encoded.rounds.append(last)
+        start = len(encoded.messages)
+        encoded.messages += copied(messages[start:])
+        self._encoded = {rejected: encoded}
+        return encoded
 
 
 def common_prefix(old: list[Message], new: list[Message], same: Same) -> int:
@@ -195,6 +208,10 @@ def _starts_of_rounds(messages: list[Message], start: int) -> list[int]:
     answers = [index for index in later if messages[index]["role"] == "assistant"]
     first = [start] if start < len(messages) else []
     return [*first, *answers, len(messages)]
+
+
+def _system_texts(messages: list[Message]) -> list[str]:
+    return [text_of(message) for message in messages if message["role"] in SYSTEM]
 
 
 def thinking(
@@ -228,10 +245,9 @@ def _fill(value: Any, words: Mapping[str, Any]) -> Any:
 def _convert_round(
     messages: list[Message],
     profile: Profile,
-    rejected: frozenset[str],
+    unwanted: frozenset[str],
 ) -> list[Message]:
     """One round as the server takes it, the images of its results in a user message after them."""
-    unwanted = EXTRA_MEMBERS - set(profile.echoed) | rejected
     made: list[Message] = []
     images: list[Any] = []
     after_results = 0  # an index in `made`
@@ -362,9 +378,15 @@ def _fit_id(call_id: str, profile: Profile) -> str:
 
 def copied(value: Any) -> Any:
     """A copy of a JSON value, which shows later whether the value was changed in place."""
-    if isinstance(value, dict):
-        return {name: copied(item) for name, item in value.items()}
-    return [copied(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    copy = value.copy()
+    for name, item in value.items():
+        if not isinstance(item, str):  # most members are: a call for each would take long
+            copy[name] = copied(item)
+    return copy
 
 
 def to_json(value: Any) -> bytes:

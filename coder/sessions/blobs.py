@@ -22,10 +22,11 @@ KEPT_DAYS = 30
 
 
 class BlobStore(Database):
-    """What undo keeps of a workspace: contents of files by their git blob ids, and what runs have changed.
+    """What undo keeps of a workspace: contents of files by their git blob ids, and what runs have
+    changed.
 
-    One file for each workspace; contents are compressed, and removed KEPT_DAYS after their last use.
-    Raises StoreError.
+    One file for each workspace; contents are compressed, and removed KEPT_DAYS after their last
+    use. Raises StoreError.
     """
 
     what = "The file of undo"
@@ -95,7 +96,8 @@ class BlobStore(Database):
         return contents | self.git.contents(ids - contents.keys())
 
     def saved_states(self, in_git: Collection[str]) -> dict[str, State]:
-        """The files as earlier processes have read them, if their contents are kept, or `in_git`."""
+        """The files as earlier processes have read them, if their contents are kept, or
+        `in_git`."""
         kept = {row["id"] for row in self.rows("SELECT id FROM blob")}
         states: dict[str, State] = {}
         for row in self.rows("SELECT path, state FROM file"):

@@ -24,7 +24,7 @@ class RunSnapshot:
     """One run: `message` is the time of its user message, or 0 if it went on without one.
 
     `steps` are those which changed something; if one is not known, `problem` says why. What the
-    files of `lost` were is not kept. `is_partly_known`: a command began before it was known which
+    files of `lost` were is not known. `is_partly_known`: a command began before it was known which
     files there are. Once undone, `removed` are the messages that were at a `place` in the list,
     `left` those there now.
     """

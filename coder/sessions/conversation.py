@@ -1,7 +1,8 @@
-"""The conversation of an agent as it is kept: its record, its title, its sub-agents', and going back to an older one.
+"""The conversation of an agent as it is kept: its record, its title, its sub-agents', and going
+back to an older one.
 
-A subscriber of the agent's events. If the conversation is not kept, the states of its files lie in a private temporary
-folder; one task that is not kept has none, since nothing can undo it.
+A subscriber of the agent's events. If the conversation is not kept, the states of its files lie in
+a private temporary folder; one task that is not kept has none, since nothing can undo it.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ NOT_SAVED = " This session is not saved."
 
 
 class Conversation:
-    """Keeps the conversation of `agent`, which works in `folder`, and the states of the files there.
+    """Keeps the conversation of `agent`, which works in `folder`, and the states of the files
+    there.
 
-    `data` is the program's data folder; `tell` gets lines for the user. `one_task`: there is one run
-    only. `agent_name`, `make_title` (of the first prompt), `count` (which gets the events of hidden
-    agents) and `subagents` are set by the session, before its first run.
+    `data` is the program's data folder; `tell` gets lines for the user. `one_task`: there is one
+    run only. `agent_name`, `make_title` (of the first prompt), `count` (which gets the events of
+    hidden agents) and `subagents` are set by the session, before its first run.
     """
 
     def __init__(
@@ -49,8 +51,11 @@ class Conversation:
         tell: Callable[[str], None],
         one_task: bool,
     ) -> None:
-        self.agent, self.store, self.folder = agent, store, folder
-        self.tell, self.one_task = tell, one_task
+        self.agent = agent
+        self.store = store
+        self.folder = folder
+        self.tell = tell
+        self.one_task = one_task
         self.agent_name = ""
         self.make_title: Callable[[str], Titler] | None = None
         self.count: Callable[[Event], None] = lambda event: None
@@ -93,16 +98,18 @@ class Conversation:
         return info
 
     def newest(self) -> str:
-        """The id of the newest conversation of the folder, of a session the newest that is no single
-        task. Raises StoreError."""
+        """The id of the newest conversation of the folder, of a session the newest that is no
+        single task. Raises StoreError."""
         infos = self.store.sessions(str(self.folder), 1 if self.one_task else 1000)
-        query = "SELECT 1 FROM message WHERE session = ? AND role = 'user' AND NOT instr(data, ?) LIMIT 1"
+        users = "SELECT 1 FROM message WHERE session = ? AND role = 'user'"
+        query = f"{users} AND NOT instr(data, ?) LIMIT 1"
         for info in infos:
             if self.one_task or self.store.rows(query, info.id, f'"{ONE_TASK}": true'):
                 return info.id
         if infos:
             raise StoreError(
-                "there is no conversation of a session in this folder to continue, only single tasks; -r lists them"
+                "there is no conversation of a session in this folder to continue, only single tasks; "
+                "-r lists them"
             )
         raise StoreError("there is no conversation in this folder to continue")
 
@@ -154,9 +161,7 @@ class Conversation:
 
     def close(self) -> None:
         self.settle()
-        closing = (
-            self.snapshots.close()
-        )  # takes the kernel some time, during which the rest is closed
+        closing = self.snapshots.close()  # it takes the kernel some time
         self._leave()
         self.store.close()
         if closing:
@@ -271,7 +276,8 @@ def open_conversation(
     one_task: bool,
     resume: str | bool,
 ) -> Conversation:
-    """A new conversation, the one that `resume` names, or the newest for True. Raises StoreError."""
+    """A new conversation, the one that `resume` names, or the newest for True. Raises
+    StoreError."""
     store, notice = open_store(data / "sessions.db" if keep else MEMORY)
     store.notice = ""
     if notice and resume:  # there is nothing to resume
@@ -279,7 +285,14 @@ def open_conversation(
         raise StoreError(notice.removesuffix(NOT_SAVED))
     if notice:
         tell(notice)
-    made = Conversation(agent, store, folder, data, tell=tell, one_task=one_task)
+    made = Conversation(
+        agent,
+        store,
+        folder,
+        data,
+        tell=tell,
+        one_task=one_task,
+    )
     if not resume:
         return made
     try:

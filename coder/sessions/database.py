@@ -34,8 +34,8 @@ class DamageError(StoreError):
 class Database:
     """A connection, usable from any thread; `path` ":memory:" keeps everything in memory.
 
-    `notice` is "", or one line for the user: the file was damaged. `generation` counts the files that
-    were opened. Raises StoreError.
+    `notice` is "", or one line for the user: the file was damaged. `generation` counts the files
+    that were opened. Raises StoreError.
     """
 
     what = "The file"  # as the user knows it
@@ -115,12 +115,14 @@ class Database:
         self.generation += 1
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        """Refuse a file of another program, without a change to it; bring one that is to this version."""
+        """Refuse a file of another program, without a change to it; bring one that is to this
+        version."""
         db.row_factory = sqlite3.Row
         db.text_factory = decoded
         db.create_function("lower", 1, str.lower)  # SQLite's own knows ASCII only
         db.execute("PRAGMA foreign_keys = ON")
-        # The tables first: another process may be making them, and marks the file together with them
+        # The tables first: another process may be making them, and marks the file together with
+        # them
         has_tables = db.execute("SELECT 1 FROM sqlite_schema").fetchone()
         [application] = db.execute("PRAGMA application_id").fetchone()
         [version] = db.execute("PRAGMA user_version").fetchone()

@@ -42,7 +42,12 @@ def redactor(*secrets: str) -> Redact:
     return lambda text: without_secrets(known.text(text))
 
 
-def export(store: Store, session_id: str, format: Format, redact: Redact | None = None) -> str:  # noqa: A002 (its name everywhere)
+def export(
+    store: Store,
+    session_id: str,
+    format: Format,  # noqa: A002 (its name everywhere)
+    redact: Redact | None = None,
+) -> str:
     """The text of a file. Raises StoreError."""
     redact = redact or redactor()
     info = store.get(session_id)
@@ -51,11 +56,12 @@ def export(store: Store, session_id: str, format: Format, redact: Redact | None 
         return json.dumps(stored, ensure_ascii=False, indent=2) + "\n"
     heading = " ".join(redact(_title(info)).split())
     pieces = [("title", heading), ("facts", redact(_facts(info))), *_pieces(stored["messages"])]
+    shown = [(FORMS[form], text) for form, text in pieces if text]
     if format == "md":
-        blocks = [FORMS[form][0](text) for form, text in pieces if text]
+        blocks = [markdown(text) for (markdown, _), text in shown]
         document = "\n\n".join(block for block in blocks if block) + "\n"
     elif format == "html":
-        body = "".join(FORMS[form][1](text) for form, text in pieces if text)
+        body = "".join(page(text) for (_, page), text in shown)
         document = PAGE.format(html.escape(heading), body)
     else:
         assert_never(format)
@@ -112,7 +118,7 @@ def _join_facts(*facts: str) -> str:
     return " · ".join(fact for fact in facts if fact)
 
 
-# ---- the transcript: pieces, each with the name of a form -----------------------------------------
+# ---- the transcript: pieces, each with the name of a form ----------------------------------------
 
 Pieces = Iterator[tuple[str, str]]
 
@@ -249,7 +255,7 @@ def _arguments(sent: str) -> str:
     return "\n".join(lines)
 
 
-# ---- the forms ------------------------------------------------------------------------------------
+# ---- the forms -----------------------------------------------------------------------------------
 
 
 def _fence(text: str, language: str = "") -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Iterable
@@ -65,7 +64,8 @@ class FileReader:
         """Facts of the files that are still there."""
         infos: dict[str, os.stat_result] = {}
         for path in paths:
-            whole = os.path.join(self.root, path)
-            with contextlib.suppress(OSError):
-                infos[path] = os.lstat(whole)
+            try:
+                infos[path] = os.lstat(f"{self.root}/{path}")
+            except OSError:
+                continue
         return infos

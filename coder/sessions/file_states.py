@@ -5,12 +5,23 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 import sys
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MAX_FILE = 2_000_000  # bytes of a file that is kept
+# Files get the time of a clock which the kernel keeps some milliseconds behind the usual one
+FILE_CLOCK = 5 if sys.platform == "linux" else time.CLOCK_REALTIME  # CLOCK_REALTIME_COARSE
+# Of statx: relative to the folder of the process, no link followed; the time of birth is asked for
+STATX_FOLDER = -100
+STATX_NOFOLLOW = 0x100
+STATX_BIRTH = 0x800
+STATX_SIZE = 256  # bytes of an answer
+STATX_TIME = struct.Struct("qI")  # seconds, nanoseconds
+STATX_BORN_AT = 80  # where this time is in the answer
 SPECIAL_BITS = 0o7000  # which give a program its owner's rights: they are not restored
 
 
@@ -38,6 +49,7 @@ class State(NamedTuple):
     blob: str
     stamp: int
     link: int = 0
+    inode: int = 0
 
     @property
     def entry(self) -> Entry:
@@ -46,7 +58,8 @@ class State(NamedTuple):
 
 def state_from(info: os.stat_result, blob: str) -> State:
     """The state of a file with these facts and this content."""
-    return State(info.st_mode & ~SPECIAL_BITS, blob, stamp_of(info), link_of(info))
+    mode = info.st_mode & ~SPECIAL_BITS
+    return State(mode, blob, stamp_of(info), link_of(info), info.st_ino)
 
 
 def link_of(info: os.stat_result) -> int:
@@ -58,6 +71,34 @@ def stamp_of(info: os.stat_result) -> int:
     """A number that is another one after a change."""
     times = (info.st_ctime_ns, info.st_mtime_ns)
     return hash((info.st_mode, info.st_size, *times, info.st_ino))
+
+
+def file_clock() -> int:
+    """The time that a file gets which is made now, in nanoseconds."""
+    return time.clock_gettime_ns(FILE_CLOCK)
+
+
+def born_at(path: str) -> int:
+    """When the file at a path was made, in nanoseconds. Neither a move nor `touch` changes it.
+
+    If its file system does not keep that, when it was last written. Raises OSError.
+    """
+    info = os.lstat(path)
+    if sys.platform == "darwin":
+        seconds_of_birth: float = info.st_birthtime
+        return int(seconds_of_birth * 1e9)
+    import ctypes  # late: what lists conversations does not need it
+
+    statx = getattr(ctypes.CDLL(None), "statx", None)
+    answer = ctypes.create_string_buffer(STATX_SIZE)
+    if statx:
+        statx(STATX_FOLDER, os.fsencode(path), STATX_NOFOLLOW, STATX_BIRTH, answer)
+    [known] = struct.unpack_from("I", answer)
+    if not known & STATX_BIRTH:
+        return info.st_mtime_ns
+    seconds: int
+    seconds, nanoseconds = STATX_TIME.unpack_from(answer, STATX_BORN_AT)
+    return seconds * 1_000_000_000 + int(nanoseconds)
 
 
 def info_at(root: str, path: str) -> os.stat_result | None:
@@ -77,7 +118,7 @@ def content_at(root: str, path: str) -> tuple[bytes, os.stat_result]:
 
     Raises OSError, also for what is not kept.
     """
-    whole = os.path.join(root, path)
+    whole = f"{root}/{path}"
     try:
         fd = os.open(whole, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -85,13 +126,15 @@ def content_at(root: str, path: str) -> tuple[bytes, os.stat_result]:
             raise
         info = os.lstat(whole)
         return os.fsencode(os.readlink(whole)), info
-    with open(fd, "rb", buffering=0) as file:
+    try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE:
             raise OSError("it is no file that is kept")
         if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != whole:
             raise OSError("it is reached through a link")
-        return file.read(info.st_size), info
+        return os.read(fd, info.st_size), info
+    finally:
+        os.close(fd)
 
 
 def is_within(path: str, places: Collection[str]) -> bool:

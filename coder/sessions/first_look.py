@@ -1,6 +1,7 @@
 """The first look at a workspace: which files there are, and what they hold.
 
-survey()        # what is there; what git has is known then
+survey()        # what is there, and which files are as git has added them
+check()         # which of these are not quite so
 read_rest()     # all else is read; another thread may look for changes meanwhile
 """
 
@@ -12,7 +13,7 @@ from os import stat_result
 
 from coder.sessions.blobs import MAX_STORED
 from coder.sessions.file_reader import FileReader
-from coder.sessions.file_states import MAX_FILE, State, is_within, link_of, stamp_of, state_from
+from coder.sessions.file_states import MAX_FILE, State, is_within, stamp_of, state_from
 from coder.sessions.folder_scan import FolderScan
 from coder.sessions.folder_watch import FolderWatch
 from coder.sessions.git_index import GitIndex
@@ -47,6 +48,7 @@ class FirstLook:
     def run(self) -> None:
         """All of it. Raises StoreError, OSError."""
         self.survey()
+        self.check()
         self.read_rest()
 
     def survey(self) -> None:
@@ -60,25 +62,51 @@ class FirstLook:
         self.known.is_needed.wait(SHORT_ANSWER)
         if self.closing.is_set():
             return
-        # Folders are listed and watched while a program looks at permissions
+        # From now on changes of tracked files are reported: git finds those up to now, while all
+        # folders are listed
         self.watch.begin()
-        if self.watch.works:
-            index.begin_search()
+        for folder in index.folders:
+            self.watch.add(folder)
+        index.begin_compare()
+        self.scan.watched = index.folders
         found = self.scan.below([""])
-        # From now on changes are reported: what has changed up to now is not as git has it
-        index.compare(found.files)
-        if self.watch.works:
-            index.find_plain()
-        unread = self._stamps(found.files.difference(index.plain))
+        self.scan.watched = ()
+        index.compare(found.files.keys())
+        in_git = dict(index.as_added) if self.watch.works else {}
+        unread = self._stamps([path for path in found.files if path not in in_git])
         with self.known.lock:
             for path in self.known.polled:  # it is known what they were
-                index.plain.pop(path, None)
+                in_git.pop(path, None)
                 unread.pop(path, None)
-            self.known.in_git = index.plain
-            self.known.mode_in_git = index.mode
+            self.known.in_git = in_git
+            self.known.usual_mode = index.usual_mode
+            self.known.modes = index.modes
             self.known.unread = unread
+            self.known.inodes = found.files
             self.known.folders = found.folders
             self.known.is_surveyed = not self.closing.is_set()
+        if not in_git:
+            self.known.is_checked.set()
+
+    def check(self) -> None:
+        """Find which files git has in another form, or not with the permissions that they have."""
+        try:
+            self._doubt(self.index.find_converted())
+        finally:
+            self.known.is_checked.set()
+        # This may take long: there may be many files that git ignores
+        self._doubt(self.index.find_special())
+        self.known.has_modes = True
+
+    def _doubt(self, paths: set[str]) -> None:
+        """Take files for some that are to be read, but not for what a tool has just done to them."""
+        with self.known.lock:
+            self.watch.collect()
+            for path in paths & self.known.in_git.keys():
+                is_as_added = path in self.index.as_added
+                if not is_as_added or not is_within(path, self.watch.reported):
+                    del self.known.in_git[path]
+                    self.known.unread[path] = 0
 
     def _stamps(self, files: Iterable[str]) -> dict[str, int]:
         """By what a change of a file shows, if it is not reported."""
@@ -119,7 +147,7 @@ class FirstLook:
     def _known_state(self, path: str, info: stat_result, saved: State | None) -> State | None:
         """The state of a file that need not be read; None if it has to be."""
         if saved and saved.stamp == stamp_of(info):
-            return saved._replace(link=link_of(info))
+            return state_from(info, saved.blob)
         blob = self.index.as_added.get(path, "")
         is_new = info.st_ctime_ns > self._began - CLOCK  # it may have changed since git looked
         is_large = info.st_size > MAX_FILE
@@ -164,9 +192,10 @@ class FirstLook:
             self.watch.collect()
             if not self.watch.works and steps != self.known.steps:
                 return {}
+            reported = self.watch.reported
             for path, state in states.items():
-                is_unread = path in self.known.unread
-                if is_unread and not is_within(path, self.watch.reported):
+                is_changed = bool(reported) and is_within(path, reported)
+                if path in self.known.unread and not is_changed:
                     self.known.note(path, state)
                     recorded[path] = state
         return recorded

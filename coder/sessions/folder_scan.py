@@ -20,10 +20,10 @@ GIT = ".git"
 
 @dataclass
 class Level:
-    """Paths by what is at them: a folder, a file or link, or what is never kept."""
+    """Paths by what is at them: a folder, a file or link with its inode, or what is never kept."""
 
     folders: set[str] = field(default_factory=set)
-    files: set[str] = field(default_factory=set)
+    files: dict[str, int] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
 
     def add(self, more: Level) -> None:
@@ -33,7 +33,7 @@ class Level:
 
     def keep(self, is_kept: Callable[[str], bool]) -> None:
         self.folders = {path for path in self.folders if is_kept(path)}
-        self.files = {path for path in self.files if is_kept(path)}
+        self.files = {path: inode for path, inode in self.files.items() if is_kept(path)}
 
 
 class FolderScan:
@@ -50,7 +50,8 @@ class FolderScan:
         self.watch = watch
         self.known: Callable[[], Sequence[Collection[str]]] = list
         self.closing = threading.Event()  # ends a listing
-        self._left_out = {own_folder}
+        self.watched: Collection[str] = ()  # folders that are watched already
+        self._left_out = {own_folder, GIT}
         self._piped_folders: set[str] = set()  # git would wait for their rules: they are a pipe
         self._git_works = True
 
@@ -69,7 +70,7 @@ class FolderScan:
             if stat.S_ISDIR(info.st_mode):
                 level.folders.add(place)
             elif stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
-                level.files.add(place)
+                level.files[place] = info.st_ino
             else:
                 level.others.add(place)
         return level
@@ -89,7 +90,9 @@ class FolderScan:
                 level = self._level_below(level, found)
                 seen.add(level)
             self._leave_out_ignored(seen)
-            found.files |= seen.files - self._left_out
+            found.files |= seen.files
+            for path in self._left_out & seen.files.keys():
+                del found.files[path]
             if ahead:
                 level.keep(self._is_inside)
             level = self._level_below(level, found)
@@ -116,12 +119,11 @@ class FolderScan:
             return False
         if self.closing.is_set():
             return False
-        self.watch.add(folder)
-        inside = f"{folder}/" if folder else ""
+        if folder not in self.watched:
+            self.watch.add(folder)
         try:
             with os.scandir(whole) as entries:
-                for entry in entries:
-                    _sort_in(entry, inside + entry.name, below)
+                _sort_in(entries, folder, below)
         except OSError:
             return False
         return True
@@ -130,17 +132,18 @@ class FolderScan:
 
     def _leave_out_ignored(self, seen: Level) -> None:
         self._find_pipes(seen)
-        unknown = (seen.folders | seen.files) - self._left_out
-        for paths in self.known():
-            unknown = unknown.difference(paths)  # one by one: this goes through `unknown` only
-        asked = {path for path in unknown if not self._is_below_pipe(path)}
-        ignored = self._ask_git(asked)
-        by_name = unknown - asked
+        paths = [*seen.folders, *seen.files]
+        for covered in [*self.known(), self._left_out]:
+            if covered:
+                paths = [path for path in paths if path not in covered]
+        unknown = set(paths)
+        by_name = self._below_pipes(unknown)
+        ignored = self._ask_git(unknown - by_name)
         if ignored is None:
             ignored = set()
             by_name = unknown
         self._left_out |= ignored
-        self._left_out |= {path for path in by_name if os.path.basename(path) in TOOL_FOLDERS}
+        self._left_out |= {path for path in by_name if path.rpartition("/")[2] in TOOL_FOLDERS}
 
     def _ask_git(self, paths: set[str]) -> set[str] | None:
         """What git ignores of these paths; None if it cannot say."""
@@ -153,8 +156,10 @@ class FolderScan:
             return None
         return ignored
 
-    def _is_below_pipe(self, path: str) -> bool:
-        return bool(self._piped_folders) and is_within(os.path.dirname(path), self._piped_folders)
+    def _below_pipes(self, paths: set[str]) -> set[str]:
+        if not self._piped_folders:
+            return set()
+        return {path for path in paths if is_within(os.path.dirname(path), self._piped_folders)}
 
     def _find_pipes(self, seen: Level) -> None:
         """Remember the folders of which git could not read the rules."""
@@ -166,12 +171,15 @@ class FolderScan:
         }
 
 
-def _sort_in(entry: os.DirEntry[str], path: str, level: Level) -> None:
-    if entry.name == GIT:
-        return
-    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
-        level.files.add(path)
-    elif entry.is_dir(follow_symlinks=False):
-        level.folders.add(path)
-    else:
-        level.others.add(path)
+def _sort_in(entries: Iterable[os.DirEntry[str]], folder: str, level: Level) -> None:
+    """Add what is in a folder to a level. This is done for 100,000 files: each call costs."""
+    files = level.files
+    inside = f"{folder}/" if folder else ""
+    for entry in entries:
+        path = inside + entry.name
+        if entry.is_dir(follow_symlinks=False):
+            level.folders.add(path)
+        elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+            files[path] = entry.inode()
+        else:
+            level.others.add(path)

@@ -1,4 +1,5 @@
-"""What the user's git knows of a workspace: which files are ignored, and contents that undo need not keep.
+"""What the user's git knows of a workspace: which files are ignored, and contents that undo need
+not keep.
 
 Nothing of the repository is written, and of its settings only the rules of what is ignored count.
 """
@@ -11,9 +12,11 @@ import os
 import select
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from coder.tools.repository import git_folders, repository_top
 from coder.tools.secrets import environment
@@ -31,11 +34,15 @@ def blob_id(data: bytes) -> str:
 
 
 class Programs:
-    """Programs that were started and work at the same time; `close` ends them, also from another thread."""
+    """Programs that were started and work at the same time; `close` ends them, also from another
+    thread.
+
+    Input and output are files, so that none waits until somebody reads or writes a pipe.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._working: set[subprocess.Popen[bytes]] = set()
+        self._outputs: dict[subprocess.Popen[bytes], IO[bytes]] = {}  # of those at work
         self._is_closed = False
 
     def start(
@@ -45,7 +52,8 @@ class Programs:
         lines: Iterable[bytes] = (),
     ) -> subprocess.Popen[bytes]:
         """Start a program with these lines as its input. Raises OSError."""
-        with tempfile.TemporaryFile() as given:  # a file: nobody waits for what a pipe holds
+        output = tempfile.TemporaryFile()  # noqa: SIM115 (`output` closes it)
+        with tempfile.TemporaryFile() as given:
             given.writelines(lines)
             given.seek(0)
             process = subprocess.Popen(
@@ -53,29 +61,30 @@ class Programs:
                 cwd=self.folder,
                 env=variables,
                 stdin=given,
-                stdout=subprocess.PIPE,
+                stdout=output,
                 stderr=subprocess.DEVNULL,
             )
-        self._working.add(process)
+        self._outputs[process] = output
         if self._is_closed:
             process.kill()
         return process
 
     def output(self, process: subprocess.Popen[bytes], seconds: float | None) -> bytes | None:
         """What a program prints; None if it fails, or takes longer than these seconds."""
-        try:
-            output, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-        finally:
-            self._working.discard(process)
-        return output if process.returncode in (0, 1) else None
+        with contextlib.ExitStack() as waiting:
+            if seconds is not None:
+                killer = threading.Timer(seconds, process.kill)
+                killer.start()
+                waiting.callback(killer.cancel)
+            process.wait()
+        with self._outputs.pop(process) as output:
+            output.seek(0)
+            return output.read() if process.returncode in (0, 1) else None
 
     def close(self) -> None:
         """End what works, and what is started from now on."""
         self._is_closed = True
-        for process in list(self._working):
+        for process in list(self._outputs):
             process.kill()
 
 
@@ -131,7 +140,8 @@ class Git:
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
-        """One process answers what `ignored` is asked in here, by the rules that it reads on the way."""
+        """One process answers what `ignored` is asked in here, by the rules that it reads on the
+        way."""
         try:
             yield
         finally:

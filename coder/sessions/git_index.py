@@ -1,10 +1,11 @@
 """Which files of a workspace are as git has them, so that they need not be read.
 
     index = GitIndex(git)
-    index.read()                     # the tracked files, and the blobs that they were added as
-    index.begin_search()             # works while the folders are listed and watched
-    index.compare(listed)            # when they are: what has changed up to now
-    index.find_plain()
+    index.read()              # the tracked files, and the blobs that they were added as
+    index.begin_compare()     # works while the folders are listed
+    index.compare(listed)     # what has changed up to `begin_compare`
+    index.find_converted()    # what git has in another form
+    index.find_special()      # what has other permissions
 
 Git knows from the time and size of a file that it has not changed, without reading it.
 """
@@ -16,7 +17,7 @@ import os
 import re
 import stat
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 from coder.sessions.git import Git, own_environment
@@ -27,7 +28,16 @@ ATTRIBUTES = ".gitattributes"
 MAX_ATTRIBUTES = 1_000_000  # bytes of a .gitattributes
 MAX_SECONDS = 20.0  # of a command that goes through all files
 SAMPLE = 100  # files that may tell which permissions are usual
-FACTS = 5  # lines about a file when it was added, of which the last has its size
+# An entry of a listing: whether git looks for changes, the mode; the blob; the stage; the path
+FACTS = slice(0, 9)
+BLOB = slice(9, 49)
+STAGE = slice(49, 52)
+PATH = slice(52, None)
+FILE = "H 100644 "
+PROGRAM = "H 100755 "
+LINK = "H 120000 "
+NO_CONFLICT = " 0\t"
+SIZE = re.compile(rb"\n  size: (\d+)\t")  # of a file when it was added
 # What may give a file another content of the same size than its blob has
 REWRITES = rb"filter=|working-tree-encoding="
 
@@ -36,8 +46,8 @@ class GitIndex:
     """The tracked files below the root of `git`, and which of them are as they were added.
 
     `tracked` are blob ids of files, or "" if git does not see when one changes. `folders` are
-    those which they are in. `as_added` are the files whose content git has, with their blobs.
-    Of these, `plain` have one name and the permissions `mode`: nothing else need be known.
+    those which they are in. `as_added` are the files whose content git has, with their blobs. A
+    file has one name and the `usual_mode`, if it is not one of `modes` or found to be special.
     """
 
     def __init__(self, git: Git) -> None:
@@ -46,42 +56,41 @@ class GitIndex:
         self.blobs: frozenset[str] = frozenset()
         self.folders: set[str] = set()
         self.as_added: dict[str, str] = {}
-        self.plain: dict[str, str] = {}
-        self.mode = 0
-        self._sizes: dict[str, str] = {}  # of the files that git sees, when they were added
+        self.usual_mode = 0
+        self.modes: dict[str, int] = {}
         self._stamp: tuple[int, ...] | None = None  # of the file of the index
-        self._search: subprocess.Popen[bytes] | None = None
+        # Of all entries of the index, in their order
+        self._paths: list[str] = []
+        self._blobs: list[str] = []
+        # At work
+        self._comparing: subprocess.Popen[bytes] | None = None
+        self._sizes: subprocess.Popen[bytes] | None = None
 
     def read(self) -> None:
         """Find the tracked files, and the blobs that they were added as."""
         self._stamp = self._index_stamp()
-        started = self.git.start("ls-files -z -v --stage --debug")
-        listing = self.git.output(started, MAX_SECONDS) or b""
-        try:
-            self._read_listing(os.fsdecode(listing))
-        except ValueError:  # another version of git prints something else
-            self.tracked = {}
-            self._sizes = {}
-        self.blobs = frozenset(self.tracked.values())
+        listing = self.git.output(self.git.start("ls-files -z -v --stage"), MAX_SECONDS) or b""
+        entries = os.fsdecode(listing).split("\0")[:-1]
+        self._paths = [entry[PATH] for entry in entries]
+        self._blobs = [entry[BLOB] for entry in entries]
+        self.tracked = dict(zip(self._paths, self._blobs))
+        self.blobs = frozenset(self._blobs)
         self.folders = _folders_of(self.tracked)
-        self.mode = self._usual_mode()
+        self.usual_mode = self._usual_mode()
+        self._note_others(entries)
 
-    def _read_listing(self, listing: str) -> None:
-        """After each entry come facts of the file, with the next entry at their end."""
-        entry, *parts = listing.split("\0")
-        for part in parts:
-            *_, size, following = part.split("\n", FACTS)
-            self._add(entry, size)
-            entry = following
-
-    def _add(self, entry: str, size: str) -> None:
-        facts, _, path = entry.partition("\t")
-        tag, _, blob, stage = facts.split(" ")
-        self.tracked[path] = ""
-        if tag == "H" and stage == "0":  # neither told not to look, nor a conflict
-            self.tracked[path] = blob
-            number, _, _ = size.partition("\t")
-            self._sizes[path] = number.removeprefix("  size: ")
+    def _note_others(self, entries: list[str]) -> None:
+        """Note programs, links, and what git does not see changes of."""
+        program_mode = self.usual_mode | (self.usual_mode & 0o444) >> 2
+        modes = {PROGRAM: program_mode, LINK: stat.S_IFLNK | 0o777}
+        for entry in [entry for entry in entries if entry[FACTS] != FILE]:
+            mode = modes.get(entry[FACTS])
+            if mode:
+                self.modes[entry[PATH]] = mode
+            else:
+                self.tracked[entry[PATH]] = ""
+        for entry in [entry for entry in entries if entry[STAGE] != NO_CONFLICT]:
+            self.tracked[entry[PATH]] = ""
 
     def _usual_mode(self) -> int:
         """The permissions that a file has which git does not take for a program."""
@@ -94,72 +103,82 @@ class GitIndex:
                 return mode
         return stat.S_IFREG | 0o644
 
-    def begin_search(self) -> None:
-        """Let a program look for files that are not plain, while the folders are listed."""
+    def begin_compare(self) -> None:
+        """Let git look for changed files, when those in `folders` are reported from now on."""
+        if self.tracked:
+            self._comparing = self.git.start(
+                "diff-files -z --name-only --relative --ignore-submodules"
+            )
+            self._sizes = self.git.start("ls-files -z --stage --debug")
+
+    def compare(self, listed: Set[str]) -> None:
+        """Find which of the listed files are as they were added."""
+        modified = self.git.output(self._comparing, MAX_SECONDS)
+        is_same_index = self._stamp == self._index_stamp()  # git may have written it since `read`
+        if modified is None or not is_same_index or self._are_rewritten(listed):
+            return
+        self.as_added = dict(self.tracked)
+        unseen = [path for path, blob in self.tracked.items() if not blob]
+        missing = [path for path in self.tracked if path not in listed]
+        for path in [*os.fsdecode(modified).split("\0"), *unseen, *missing]:
+            self.as_added.pop(path, None)
+
+    def find_special(self) -> set[str]:
+        """Find files with several names or other permissions; all if no program can tell."""
+        if not self.as_added:
+            return set()
+        searching = self._begin_search()
+        special = self.git.programs.output(searching, MAX_SECONDS) if searching else None
+        if special is None:
+            return set(self.tracked)
+        return {name.removeprefix("./") for name in os.fsdecode(special).split("\0")}
+
+    def _begin_search(self) -> subprocess.Popen[bytes] | None:
+        """Let a program look for files that have several names, or other permissions."""
         from coder.tools.bash import find_program  # late: what lists conversations needs no tools
 
         find = find_program("find", self.git.root)
-        if not find or not self.tracked:
-            return
+        if not find:
+            return None
         # Folders of tools may be large; nothing in them is tracked, or they are searched
         skipped = TOOL_FOLDERS - {os.path.basename(folder) for folder in self.folders}
         names = " -o ".join(f"-name {name}" for name in sorted(skipped))
-        permissions = f"{stat.S_IMODE(self.mode):o}"
-        plain = f"-type f -links 1 -perm {permissions}"
-        search = f". ( {names} ) -prune -o ! -type d ! ( {plain} ) -print0"
-        command = [find, *search.split()]
-        self._search = self.git.programs.start(command, own_environment())
-
-    def compare(self, listed: set[str]) -> None:
-        """Find which of the listed files are as they were added, when changes are reported."""
-        if not self._sizes:
-            return
-        blobs = [self.tracked[path] for path in self._sizes]
-        question = "\n".join(blobs).encode()
-        # Both at the same time
-        counting = self.git.start(
-            "cat-file --batch-check=%(objectsize) --buffer",
-            [question, b"\n"],
+        usual = {self.usual_mode, *self.modes.values()}
+        plain = " -o ".join(
+            f"-type {'f' if stat.S_ISREG(mode) else 'l'} -links 1 -perm {stat.S_IMODE(mode):o}"
+            for mode in usual
         )
-        comparing = self.git.start("ls-files -z -m")
-        blob_sizes = self.git.output(counting, MAX_SECONDS) or b""
-        modified = self.git.output(comparing, MAX_SECONDS)
-        sizes = blob_sizes.decode().splitlines()
-        is_complete = modified is not None and len(sizes) == len(blobs)
-        is_same_index = self._stamp == self._index_stamp()  # git may have written it since `read`
-        if is_complete and is_same_index and not self._are_rewritten(listed):
-            unlike = set(os.fsdecode(modified or b"").split("\0"))
-            unlike |= self._converted(sizes)
-            self.as_added = dict(zip(self._sizes, blobs))
-            unlike |= self.as_added.keys() - listed
-            for path in unlike & self.as_added.keys():
-                del self.as_added[path]
-        self._sizes = {}
+        search = f". ( {names} ) -prune -o ! -type d ! ( {plain} ) -print0"
+        return self.git.programs.start([find, *search.split()], own_environment())
 
-    def _converted(self, blob_sizes: list[str]) -> set[str]:
-        """Files whose blobs have other sizes: git keeps them with other ends of lines, for example."""
+    def find_converted(self) -> set[str]:
+        """Find files whose blobs have other sizes: git keeps them with other ends of lines, for example.
+
+        They are not as they were added. All are found if git cannot say; another version may print
+        something else.
+        """
         found: set[str] = set()
-        for (path, size), blob_size in zip(self._sizes.items(), blob_sizes):
-            if size != blob_size:
-                found.add(path)
+        if not self.as_added:
+            return found
+        question = "\n".join(self._blobs).encode()
+        command = "cat-file --batch-check=%(objectsize) --buffer"
+        counting = self.git.start(command, [question, b"\n"])
+        sizes = SIZE.findall(self.git.output(self._sizes, MAX_SECONDS) or b"")
+        blob_sizes = (self.git.output(counting, MAX_SECONDS) or b"").split(b"\n")[:-1]
+        if not len(self._paths) == len(sizes) == len(blob_sizes):
+            found = set(self._paths)
+        elif sizes != blob_sizes:
+            for path, size, blob_size in zip(self._paths, sizes, blob_sizes):
+                if size != blob_size:
+                    found.add(path)
+        for path in found:
+            self.as_added.pop(path, None)
         return found
-
-    def find_plain(self) -> None:
-        """Find which of the files as added are plain: none, if no program can tell."""
-        if not self._search:
-            return
-        names = self.git.programs.output(self._search, MAX_SECONDS)
-        if names is None:
-            return
-        special = {name.removeprefix("./") for name in os.fsdecode(names).split("\0")}
-        self.plain = dict(self.as_added)
-        for path in special & self.plain.keys():
-            del self.plain[path]
 
     def _index_stamp(self) -> tuple[int, ...] | None:
         return state_of(git_folders(self.git.top)[0] / "index")
 
-    def _are_rewritten(self, listed: Iterable[str]) -> bool:
+    def _are_rewritten(self, listed: Set[str]) -> bool:
         """Does an attributes file name a filter or an encoding?"""
         root = Path(self.git.root)
         top = self.git.top
@@ -168,8 +187,9 @@ class GitIndex:
         for folder in root.parents:
             if folder.is_relative_to(top):
                 files.append(folder / ATTRIBUTES)
-        for path in listed:
-            if path.endswith(ATTRIBUTES):
+        for name in self.folders:
+            path = f"{name}/{ATTRIBUTES}".lstrip("/")
+            if path in listed:
                 files.append(root / path)
         for file in files:
             rules = read_small_file(file, MAX_ATTRIBUTES) or b""

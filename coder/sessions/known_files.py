@@ -12,38 +12,46 @@ from coder.sessions.file_states import State, is_within, stamp_of
 class KnownFiles:
     """The files of a workspace, each in one of three states.
 
-    `in_git`: git has it as it is, with the permissions `mode_in_git`, so that a repository of
-    100,000 files is covered without reading one. `read`: its content is in the store. `unread`: if
-    it changes now, it is lost what it was; the number is its stamp, or 0 if changes are reported.
+    `in_git`: git has it as it is, with the permissions `usual_mode`, or those of `modes`, so that a
+    repository of 100,000 files is covered without reading one. `read`: its content is in the store.
+    `unread`: if it changes now, it is lost what it was; the number is its stamp, or 0 if changes
+    are reported.
 
-    `is_surveyed`: is it known which files there are? `steps`: how often a tool has begun. While
-    one works `no_tool` is not set: if changes are not reported, nothing is read then. `is_needed`
-    is set when a tool waits for the files, or the session ends.
+    `is_surveyed`: is it known which files there are? `is_checked`: is it certain that git has files
+    in this form? `has_modes`: and with these permissions? `steps`: how often a tool has begun.
+    While one works `no_tool` is not set: if changes are not reported, nothing is read then.
+    `is_needed` is set when a tool waits for the files, or the session ends.
 
-    `folders` are watched. The kernel may not report changes of files that are `polled`. Whoever
-    uses this from two threads holds the `lock`.
+    `inodes` are those of the files in git, and of the unread ones. `folders` are watched. The
+    kernel may not report changes of files that are `polled`. Whoever uses this from two threads
+    holds the `lock`.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.is_surveyed = False
+        self.is_checked = threading.Event()
+        self.has_modes = False
         self.steps = 0
         self.is_needed = threading.Event()
         self.no_tool = threading.Event()
         self.no_tool.set()
         self.in_git: dict[str, str] = {}  # blobs
-        self.mode_in_git = 0
+        self.usual_mode = 0
+        self.modes: dict[str, int] = {}
         self.read: dict[str, State] = {}
         self.unread: dict[str, int] = {}
+        self.inodes: dict[str, int] = {}
         self.folders: set[str] = set()
         self.polled: set[str] = set()
 
     def state(self, path: str) -> State | None:
         """A file at the last look; None if there was none."""
         if path in self.in_git:
-            return State(self.mode_in_git, self.in_git[path], stamp=0)
+            mode = self.modes.get(path, self.usual_mode)
+            return State(mode, self.in_git[path], stamp=0, inode=self.inodes[path])
         if path in self.unread:
-            return State(mode=0, blob="", stamp=self.unread[path])
+            return State(mode=0, blob="", stamp=self.unread[path], inode=self.inodes[path])
         return self.read.get(path)
 
     def is_same(self, path: str, info: os.stat_result | None) -> bool:

@@ -25,7 +25,7 @@ from coder import events
 from coder.events import Event
 from coder.history import calls_of, checked_message, now
 from coder.providers.request import common_prefix, copied
-from coder.providers.text import mend
+from coder.providers.text import dictionaries, mend
 from coder.sessions.database import DamageError, StoreError
 from coder.sessions.store import Row, SessionInfo, SessionLock, Store, dumps, to_model_messages
 from coder.types import Message, RunResult, Usage
@@ -49,13 +49,12 @@ def fork(store: Store, session_id: str) -> str:
 
 
 class Recorder:
-    """Writes a session: a subscriber of its runs' events.
-
-    Raises StoreError if another process has it.
+    """Writes a session: a subscriber of its runs' events. Raises StoreError if another process has
+    it.
 
     `messages` is the list that the runs work on; without it the session is read. If writing fails,
-    `tell` is called once with a line for the user, and the end of each run tries again; `problem` is
-    the line while it fails, else "".
+    `tell` is called once with a line for the user, and the end of each run tries again; `problem`
+    is the line while it fails, else "".
     """
 
     def __init__(
@@ -73,15 +72,16 @@ class Recorder:
         self.problem = ""
         self.taken = False  # by an Agent, whose conversation it is
         self._rows: list[Row] | None = None  # None: what is in the file has to be read
+        self._written: list[Message] = []  # those of the rows
         self._generation = 0  # of the file in which they are
         self._waiting: list[Event] = []  # for the next transaction
         self._calls: dict[str, int] = {}  # the newest part of each call id
         self._lock = SessionLock(store.path, info.id)
         try:
             if messages is None:
-                rows = self._read_rows()
-                messages = to_model_messages(store, info.id, tell, rows)
-                self._rows = rows
+                self._rows = self._read_rows()
+                self._written = [row.message for row in self._rows]
+                messages = to_model_messages(store, info.id, tell, self._rows)
             self.messages = messages
         except BaseException:
             self._lock.release()
@@ -143,9 +143,10 @@ class Recorder:
         rows = self._rows
         if rows is None or self._generation != self.store.generation:
             rows = self._match(self._read_rows())
+            self._written = [row.message for row in rows]
         # A failure leaves it unknown, and so does an interrupt after the commit
         self._rows = None
-        known = common_prefix([row.message for row in rows], self.messages, operator.is_)
+        known = common_prefix(self._written, self.messages, operator.is_)
         is_same = len(rows) == len(self.messages) == known
         if is_same and not self._waiting and all(row.copy == row.message for row in rows):
             self._rows = rows
@@ -173,9 +174,8 @@ class Recorder:
         self._generation = self.store.generation  # first: reading may bring a new file
         rows = self.store.rows_sent(self.session_id)
         query = "SELECT call_id, id FROM part WHERE session = ? AND type = 'tool' ORDER BY id"
-        self._calls = {}
-        for call_id, part in self.store.rows(query, self.session_id):
-            self._calls[call_id] = part
+        parts = self.store.rows(query, self.session_id)
+        self._calls = {call_id: part for call_id, part in parts}
         return rows
 
     def _match(self, rows: list[Row]) -> list[Row]:
@@ -189,86 +189,103 @@ class Recorder:
                 row.message = same.pop()
         return rows
 
-    # -- in one transaction
-
     def _write_all(self, db: sqlite3.Connection, rows: list[Row], known: int) -> None:
-        """Bring `rows`, also in the file, to what the list and the waiting events say.
+        """Bring `rows`, also in the file, to what the list and the waiting events say, in a
+        transaction.
 
-        `known`: how many rows at the beginning have the messages of the list.
+        `known`: how many rows at the beginning have the messages of the list. Within a run no more
+        is looked at in these.
         """
         waiting = self._waiting
-        was_shortened = any(isinstance(event, events.Compacted) for event in waiting)
         is_in_run = bool(waiting) and not isinstance(waiting[-1], events.RunEnd)
-        if was_shortened or not is_in_run:  # within a run the list only grows
-            self._write_changed(db, rows)
-        newest = max([row.id for row in rows], default=0)
-        self._write_list(db, rows, known, was_shortened)
-        if not rows:
-            return
-        answers = [row.id for row in rows if row.message.get("role") == "assistant"]
-        for event in waiting:
-            match event:
-                case events.ToolStart(id=call_id, title=title):
-                    self._update_call(db, call_id, state="running", title=mend(title), start=now())
-                case events.Nested(session_id=child, call_id=call_id) if child:
-                    self._write_task(db, call_id, child)
-                case events.ToolEnd():
-                    self._write_result(db, event)
-                case events.StepEnd(finish_reason=reason, usage=usage) if event.message:
-                    answer = answers[-1] if answers else 0
-                    _update(db, "message", answer, finish=reason, tokens=dumps(asdict(usage)))
-                case events.Compacted():
-                    self._write_compaction(db, event, rows, newest)
-                case events.RunEnd(stop_reason=reason) if reason != "stop":
-                    why = {"stop_reason": reason, "message": event.text}
-                    if event.error:
-                        why |= event.error.to_dict()
-                    _update(db, "message", rows[-1].id, error=dumps(why))
+        if self._was_shortened() or not is_in_run:  # within a run the list only grows
+            for row in rows:
+                if row.copy != row.message:  # it was changed in place
+                    _update(db, "message", row.id, data=dumps(row.message))
+                    row.copy = copied(row.message)
+        new = self._write_list(db, rows, known)
+        if rows:
+            first_new = new[0] if new else rows[-1].id
+            for event in waiting:
+                self._write_event(db, event, rows, first_new)
 
-    def _write_changed(self, db: sqlite3.Connection, rows: list[Row]) -> None:
-        """Messages that were changed in place."""
-        for row in rows:
-            if row.copy != row.message:
-                _update(db, "message", row.id, data=dumps(row.message))
-                row.copy = copied(row.message)
-
-    def _write_list(
-        self, db: sqlite3.Connection, rows: list[Row], known: int, was_shortened: bool
+    def _write_event(
+        self, db: sqlite3.Connection, event: Event, rows: list[Row], first_new: int
     ) -> None:
-        """Write the list from the first difference on.
+        """What an event says of a message or a call; `rows` are those of the list by now."""
+        match event:
+            case events.ToolStart():
+                title = mend(event.title)
+                self._update_call(db, event.id, state="running", title=title, start=now())
+            case events.Nested(session_id=child) if child:
+                # Its session, which `to_model_messages` names if a kill interrupts the call
+                part = self._calls.get(mend(event.call_id), 0)
+                update = "UPDATE part SET data = json_set(data, '$.task_id', ?) WHERE id = ?"
+                db.execute(update, (child, part))
+            case events.ToolEnd():
+                self._write_result(db, event)
+            case events.StepEnd() if event.message:
+                tokens = dumps(asdict(event.usage))
+                answer = _newest_answer(rows)
+                _update(db, "message", answer, finish=event.finish_reason, tokens=tokens)
+            case events.Compacted():
+                data = event.to_dict()
+                del data["type"]
+                # The first new message is the summary
+                self._insert(db, "part", message=first_new, type="compaction", data=dumps(data))
+            case events.RunEnd(stop_reason=reason) if reason != "stop":
+                why = {"stop_reason": reason, "message": event.text}
+                if event.error:
+                    why |= event.error.to_dict()
+                _update(db, "message", rows[-1].id, error=dumps(why))
 
-        A message that is still there keeps its row, moved to the end; so does one that was repaired.
-        All others get new rows; those of messages that are gone become inactive.
+    def _write_list(self, db: sqlite3.Connection, rows: list[Row], known: int) -> list[int]:
+        """Write the list from the first difference on; the ids of the rows that are new.
+
+        A message that is still there keeps its row, moved to the end; so does one that was
+        repaired. All others get new rows; those of messages that are gone become inactive.
         """
         query = "SELECT coalesce(max(position), -1) FROM message WHERE session = ?"
         [last] = db.execute(query, (self.session_id,)).fetchone()
         messages = self.messages[known:]
         old = rows[known:]
         del rows[known:]
-        free = {id(row.message): row for row in old}
-        staying = {id(message) for message in messages}
-        for index, message in enumerate(messages):
-            row = free.pop(id(message), None)
-            if row is None and index < len(old) and not was_shortened:
-                # A repaired message is another object of the same role at its place
-                before = old[index].message
-                is_gone = id(before) not in staying
-                if is_gone and before.get("role") == message.get("role"):
-                    row = free.pop(id(before), None)
-            position = last + 1 + index
+        kept = self._rows_to_keep(old, messages)
+        new = []
+        for position, message in enumerate(messages, last + 1):
+            row = kept.pop(id(message), None)
             if row:
-                _update(db, "message", row.id, position=position, data=dumps(message))
                 row_id = row.id
+                _update(db, "message", row_id, position=position, data=dumps(message))
             else:
                 row_id = self._insert_message(db, message, position)
+                new.append(row_id)
             rows.append(Row(row_id, message, copied(message)))
+        self._written[known:] = messages
         used = {row.id for row in rows[known:]}
         for row in old:
             if row.id not in used:
                 _update(db, "message", row.id, active=0)
+        return new
+
+    def _rows_to_keep(self, old: list[Row], messages: list[Message]) -> dict[int, Row]:
+        """The old rows that messages of the list go on to have, by the `id` of the message."""
+        staying = {id(message) for message in messages}
+        kept = {id(row.message): row for row in old if id(row.message) in staying}
+        if self._was_shortened():
+            return kept
+        for row, message in zip(old, messages):
+            # A repaired message is another object of the same role at the same index
+            is_gone = id(row.message) not in staying
+            if is_gone and row.message.get("role") == message.get("role"):
+                kept.setdefault(id(message), row)
+        return kept
+
+    def _was_shortened(self) -> bool:
+        return any(isinstance(event, events.Compacted) for event in self._waiting)
 
     def _insert_message(self, db: sqlite3.Connection, message: Message, position: int) -> int:
-        """Its row; that of an answer with its calls, that of a result with the end of its call."""
+        """Its row: of an answer with its calls, of a result with the end of its call."""
         role = str(message.get("role") or "")
         time = now()
         row_id = self._insert(
@@ -298,35 +315,15 @@ class Recorder:
             self._update_call(db, str(message.get("tool_call_id")), state=state, end=time)
         return row_id
 
-    def _write_task(self, db: sqlite3.Connection, call_id: str, child: str) -> None:
-        """The sub-agent's session, with which a call that a kill interrupts is answered.
-
-        The answer is made by `to_model_messages`.
-        """
-        update = "UPDATE part SET data = json_set(data, '$.task_id', ?) WHERE id = ?"
-        db.execute(update, (child, self._calls.get(mend(call_id), 0)))
-
-    def _write_compaction(
-        self, db: sqlite3.Connection, event: events.Compacted, rows: list[Row], newest: int
-    ) -> None:
-        """With its summary, the first row after `newest`; without one, with the last message."""
-        summaries = [row.id for row in rows if row.id > newest]
-        data = event.to_dict()
-        del data["type"]
-        message = summaries[0] if summaries else rows[-1].id
-        self._insert(db, "part", message=message, type="compaction", data=dumps(data))
-
     def _write_result(self, db: sqlite3.Connection, event: events.ToolEnd) -> None:
         """What a tool has for programs; its result is in the list."""
         details = event.result.details
         data = {"name": event.name, "details": details, "seconds": event.seconds}
         self._update_call(db, event.id, data=dumps(data))
-        if event.name == "todo" and isinstance(details.get("todo"), list):
-            self._write_todo([item for item in details["todo"] if isinstance(item, dict)], db)
-
-    def _write_todo(self, items: list[dict[str, Any]], db: sqlite3.Connection) -> None:
+        if event.name != "todo" or not isinstance(details.get("todo"), list):
+            return
         db.execute("DELETE FROM todo WHERE session = ?", (self.session_id,))
-        for position, item in enumerate(items):
+        for position, item in enumerate(dictionaries(details["todo"])):
             text = mend(str(item.get("text")))
             status = mend(str(item.get("status")))
             self._insert(db, "todo", position=position, text=text, status=status)
@@ -341,11 +338,16 @@ class Recorder:
         return db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values).lastrowid or 0
 
 
-def _is_kept(event: Event) -> bool:
-    """Is something of this event written?
+def _newest_answer(rows: list[Row]) -> int:
+    """The id of its row; 0 if there is none."""
+    for row in reversed(rows):
+        if row.message.get("role") == "assistant":
+            return row.id
+    return 0
 
-    Of a sub-agent only that there is one, and what its run used.
-    """
+
+def _is_kept(event: Event) -> bool:
+    """Is it written? Of a sub-agent only that there is one, and what its run used."""
     if isinstance(event, events.Nested):
         names_task = bool(event.session_id) and _is_prompt(event)
         return names_task or events.hidden_usage(event) is not None
@@ -360,7 +362,7 @@ def _is_due(event: Event) -> bool:
 
 
 def _is_prompt(event: Event) -> bool:
-    """A message of the user, or of the agent whose task this is."""
+    """Is it a message of the user, or of the agent whose task this is?"""
     inner = events.innermost(event)
     return isinstance(inner, events.MessageEnd) and inner.message.get("role") == "user"
 

@@ -17,8 +17,14 @@ def decoded(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def take_over(damaged: Path, fresh: Path, schema: str, completion: str) -> int:
-    """Fill a new file, whose tables `schema` makes; `completion` is run at the end. Returns the number of rows.
+def take_over(
+    damaged: Path,
+    fresh: Path,
+    schema: str,
+    completion: str,
+) -> int:
+    """Fill a new file, whose tables `schema` makes; `completion` is run at the end. Returns the
+    number of rows.
 
     The damaged file is only read. Raises sqlite3.Error.
     """

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from coder.sessions.file_reader import FileReader
-from coder.sessions.file_states import Entry, info_at
+from coder.sessions.file_states import Entry, info_at, link_of
 from coder.sessions.known_files import KnownFiles
 from coder.tools.workspace import fill_file, link_file, put_file, remove
 
@@ -32,6 +32,8 @@ class Restore:
         """
         wanted = {path: goal for path, goal in goals.items() if goal is not None}
         blobs = self.reader.store.blobs({goal.blob for goal in wanted.values()})
+        # Names of these files that stay: while all are there, they can be told from other files
+        others = self._other_names(goals)
         # What goes: first, since a file may be in the place of a folder
         self._remove(goals.keys() - wanted.keys())
         # What comes back: files with several names last, when no other file has one of these
@@ -49,7 +51,8 @@ class Restore:
                 put_file(self.root / path, blobs[goal.blob], goal.mode, sync=False)
         for paths in names.values():
             goal = wanted[paths[0]]
-            self._write_names(paths, goal, blobs[goal.blob])
+            other = others.get(self._inode_of(goal), "")
+            self._write_names(paths, goal, blobs[goal.blob], other)
         return lost
 
     def _remove(self, paths: Iterable[str]) -> None:
@@ -68,13 +71,15 @@ class Restore:
         is_one = info is not None and info.st_nlink == 1
         return is_one and self.reader.entry_now(path) == goal
 
-    def _write_names(self, paths: list[str], goal: Entry, data: bytes) -> None:
-        """Make these paths the names of one file.
+    def _write_names(self, paths: list[str], goal: Entry, data: bytes, other: str) -> None:
+        """Make these paths the names of one file, which may have one more in the workspace.
 
         If one of them is still a name of the file that it was, this is filled in its place, so
         that its names outside of the workspace have the content as well.
         """
-        first = self._filled(paths, goal, data) or self._other_name(goal)
+        first = self._filled(paths, goal, data)
+        if not first and other and self.reader.entry_now(other) == goal:
+            first = other
         if not first:
             first = paths[0]
             put_file(self.root / first, data, goal.mode, sync=False)
@@ -85,25 +90,34 @@ class Restore:
 
     def _filled(self, paths: list[str], goal: Entry, data: bytes) -> str:
         """The path at which the file was filled; "" if it is not there, or cannot be written to."""
-        inode = self._inodes.get(goal.link, goal.link)
+        inode = self._inode_of(goal)
         for path in paths:
             with contextlib.suppress(OSError):
                 if fill_file(self.root / path, data, goal.mode, inode):
                     return path
         return ""
 
-    def _other_name(self, goal: Entry) -> str:
-        """A file of the workspace that is a name of this inode, with this content; or ""."""
-        inode = self._inodes.get(goal.link, goal.link)
+    def _inode_of(self, goal: Entry) -> int:
+        """That of a file with several names, by now."""
+        return self._inodes.get(goal.link, goal.link)
+
+    def _other_names(self, goals: Goals) -> dict[int, str]:
+        """By the inodes of files with several names: a path that is none of the goals.
+
+        A file with one name is not of these, also if it has got the inode of a removed one.
+        """
+        found: dict[int, str] = {}
+        inodes = {self._inode_of(goal) for goal in goals.values() if goal and goal.link}
+        if not inodes:
+            return found
         with self.known.lock:
             paths = set(self.known.read)
         paths |= self.reader.store.saved_states(self.reader.store.in_git).keys()
-        for path in sorted(paths):
+        for path in sorted(paths - goals.keys()):
             info = info_at(self.reader.root, path)
-            is_name = info is not None and info.st_ino == inode
-            if is_name and self.reader.entry_now(path) == goal:
-                return path
-        return ""
+            if info and link_of(info) in inodes:
+                found[info.st_ino] = path
+        return found
 
     def _is_one_file(self, path: str, first: str) -> bool:
         info = info_at(self.reader.root, path)

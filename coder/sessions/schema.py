@@ -51,7 +51,8 @@ INFO = f"""SELECT {", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind 
   FROM session """
 ACTIVE = """SELECT id, role, CAST(data AS TEXT) AS data FROM message
   WHERE session = ? AND active = 1 ORDER BY position"""
-# What is searched, to be followed by a condition. Two queries, since the newest messages end the first one early
+# What is searched, to be followed by a condition. Two queries, since the newest messages end the
+# first one early
 TEXTS = (
     """SELECT session, data FROM
     (SELECT id, session, role, CAST(data AS TEXT) AS data FROM message)

@@ -43,6 +43,7 @@ ERRORS = (StoreError, OSError)
 SURVEY_SECONDS = 3.0  # for which a tool may wait until it is known which files there are
 READING_SECONDS = 0.5  # for which it may wait until all are read, from the start of the run
 CLOSING_SECONDS = 0.1  # for which the program waits at its end for the thread
+FILE_TOOLS = {"write", "edit", "apply_patch"}  # they change only the files that a call names
 PATCHED = r"(?m)^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.*?) *$"
 OFF = "/undo does not cover file changes in this session. {}"
 PARTLY = "/undo covers only part of this folder: {:,} files are too many to be kept."
@@ -61,9 +62,10 @@ TAKEN_BACK = (
 class UndoResult:
     """What `undo` or `redo` did: the `paths` that were written or removed.
 
-    The contents of `lost` are not kept, so these were left as they are. `is_partly_known`: the run
-    began a command before it was known which files there are; more may have changed. `prompt` is
-    that of the run. With a `problem` nothing counts as done.
+    What the files of `lost` were is not kept, or they were there before the run but not known: so
+    these were left as they are. `is_partly_known`: the run began a command before it was known
+    which files there are; more may have changed. `prompt` is that of the run. With a `problem`
+    nothing counts as done.
     """
 
     paths: Sequence[str] = ()
@@ -128,6 +130,7 @@ class Snapshots:
             case events.RunStart():
                 self.undone.clear()
                 self.runs.append(RunSnapshot())
+                self._files.begin_run()
                 self._begin_look()
             case events.MessageEnd(message={"role": "user"} as message) if self.runs:
                 self._note_prompt(message)
@@ -151,19 +154,22 @@ class Snapshots:
             self._is_answering = True
 
     def _begin_tool(self, tool: events.ToolStart) -> None:
-        """Read the files that a file tool names, before it writes them."""
+        """Read the files that a call names, before the tool writes them."""
         patch = str(tool.arguments.get("patch", ""))
         names = re.findall(PATCHED, patch)
         if "path" in tool.arguments:
             names.append(str(tool.arguments["path"]))
         for name in names:
-            whole = os.path.normpath(os.path.join(self.root, name))
-            inside = whole.removeprefix(f"{self.root}/")
-            if inside != whole:
-                with contextlib.suppress(ValueError, *ERRORS):  # it may be no path
-                    self._files.keep(inside)
+            path = os.path.join(self.root, name)
+            with contextlib.suppress(ValueError, *ERRORS):  # it may be no path
+                # A link may be replaced, or what it leads to
+                for whole in {os.path.normpath(path), os.path.realpath(path)}:
+                    inside = whole.removeprefix(f"{self.root}/")
+                    if inside != whole:
+                        self._files.keep(inside)
         run = self.runs[-1]
-        if not names and not self._files.known.is_surveyed and not run.is_partly_known:
+        is_known = self._files.known.is_surveyed or tool.name in FILE_TOOLS
+        if not is_known and not run.is_partly_known:
             run.is_partly_known = True
             self._known_before = set(self._files.known.polled)
 

@@ -1,4 +1,5 @@
-"""Store: what is known of each session, finding one again, and the lock of the process that writes one.
+"""Store: what is known of each session, finding one again, and the lock of the process that writes
+one.
 
     store, notice = open_store(data / "sessions.db")
     store.sessions("/project"), store.find("0m3x"), store.search("timeout")
@@ -55,8 +56,8 @@ class SessionInfo:
     """A session as a list shows it.
 
     Times are milliseconds since the epoch; `parent` is the session it was forked from, or whose
-    sub-agent it belongs to; `first` is the beginning of its first text; `messages` counts those that
-    are sent.
+    sub-agent it belongs to; `first` is the beginning of its first text; `messages` counts those
+    that are sent.
     """
 
     id: str
@@ -104,9 +105,15 @@ class Store(Database):
     # -- making and changing
 
     def create(self, directory: str, *, session_id: str = "", **names: Any) -> SessionInfo:
-        """A new session; `names`: its agent, model, parent, title. A Recorder writes it with its first message."""
+        """A new session; `names`: its agent, model, parent, title. A Recorder writes it with its
+        first message."""
         new_id = f"{now():011x}{os.urandom(2).hex()}"
-        return SessionInfo(session_id or new_id, folder_name(directory), created=now(), **names)
+        return SessionInfo(
+            session_id or new_id,
+            folder_name(directory),
+            created=now(),
+            **names,
+        )
 
     def rename(self, session_id: str, title: str) -> None:
         title = mend(" ".join(title.split()))[:MAX_TITLE]
@@ -114,7 +121,8 @@ class Store(Database):
             db.execute("UPDATE session SET title = ? WHERE id = ?", (title, session_id))
 
     def remove(self, session_id: str) -> None:
-        """Remove a session and those of its sub-agents, but not its forks. Raises StoreError if one is open."""
+        """Remove a session and those of its sub-agents, but not its forks. Raises StoreError if one
+        is open."""
         query = "SELECT id FROM session WHERE id = ? OR (parent = ? AND NOT forked)"
         ids = [row["id"] for row in self.rows(query, session_id, session_id)]
         with contextlib.ExitStack() as locks:
@@ -127,7 +135,8 @@ class Store(Database):
     # -- finding
 
     def sessions(self, directory: str | None = None, limit: int = 1000) -> list[SessionInfo]:
-        """Those with messages, of a folder or all, the newest first; without those of sub-agents."""
+        """Those with messages, of a folder or all, the newest first; without those of
+        sub-agents."""
         condition = LISTED
         values = []
         if directory is not None:
@@ -161,7 +170,8 @@ class Store(Database):
         return self.get(ids[0])
 
     def _ids_of(self, word: str) -> list[str]:
-        """The sessions with this id or name; without any, those whose id or name begins like this."""
+        """The sessions with this id or name; without any, those whose id or name begins like
+        this."""
         exact = []
         begun = []
         for session_id, title in self.rows(NAMES):
@@ -173,7 +183,8 @@ class Store(Database):
         return exact or begun
 
     def ending(self, session_id: str) -> tuple[str, str]:
-        """The newest question and the answer to it, or "": the beginnings of their texts, in a line each."""
+        """The newest question and the answer to it, or "": the beginnings of their texts, in a line
+        each."""
         chosen = ACTIVE.replace("AND active", "AND role IN ('user', 'assistant') AND active")
         texts: dict[str, str] = {}
         for row in self.rows(f"{chosen} DESC LIMIT {MAX_ENDING}", session_id):
@@ -197,7 +208,8 @@ class Store(Database):
         for word in wanted:
             spelling = json.dumps(word, ensure_ascii=False)[1:-1]  # as the rows have it
             if word.isascii():
-                # LIKE, which knows the case of ASCII only, is three times as fast as a function in Python
+                # LIKE, which knows the case of ASCII only, is three times as fast as a function in
+                # Python
                 tests.append("data LIKE '%' || ? || '%' ESCAPE '!'")
                 values.append(re.sub("([!%_])", r"!\1", spelling))
             else:
@@ -243,8 +255,8 @@ class Store(Database):
 class SessionLock:
     """The single-writer lock of a session, until `release`; the kernel releases it on SIGKILL, too.
 
-    `store` is the path of the database. Raises StoreError if the session is open already, here or in
-    another process.
+    `store` is the path of the database. Raises StoreError if the session is open already, in this
+    process or another one.
     """
 
     _held: ClassVar[set[str]] = set()  # paths, of this process
@@ -288,7 +300,8 @@ class SessionLock:
 
 
 def open_store(path: Path | str) -> tuple[Store, str]:
-    """The store, and "" or one line for the user. If the file cannot be used, it is a store in memory."""
+    """The store, and "" or one line for the user. If the file cannot be used, it is a store in
+    memory."""
     try:
         store = Store(path)
     except StoreError as error:
@@ -308,8 +321,9 @@ def to_model_messages(
     """The list of messages as it was in memory, repaired if a kill left it open. Raises StoreError.
 
     A call that had begun is answered with INTERRUPTED, and with the id of its task, if a sub-agent
-    worked for it; one that had not with history.NOT_RUN. None is ever run again by the program. `tell`
-    gets a line for the user if something cannot be used. `rows`: the `rows_sent`, if they were read.
+    worked for it; one that had not with history.NOT_RUN. None is ever run again by the program.
+    `tell` gets a line for the user if something cannot be used. `rows`: the `rows_sent`, if they
+    were read.
     """
     if rows is None:
         rows = store.rows_sent(session_id)
@@ -362,7 +376,8 @@ def dumps(value: Any) -> str:
 
 
 def loaded(text: Any) -> Any:
-    """The value of a JSON text; None for what is no JSON, or is nested too deeply to be sent or written again."""
+    """The value of a JSON text; None for what is no JSON, or is nested too deeply to be sent or
+    written again."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         value = json.loads(text)
         if text.count("[") + text.count("{") > DEEPEST:

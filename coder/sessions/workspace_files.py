@@ -1,8 +1,10 @@
 """Which files of a workspace have changed since the last look, and what they were: what undo needs.
 
     files = WorkspaceFiles(root, data)
-    files.begin()         # in a thread: the first look
-    files.look()          # what has changed since the last look
+    files.begin_run()
+    files.look_at_all()   # in a thread: the first look
+    files.begin_step()
+    files.end_step()      # what has changed since the step began
 
 On Linux the kernel reports changed paths, so that a look at nothing costs nothing; else each look
 goes through the folder. Left out is what FolderScan leaves out, and what is too large or too much.
@@ -11,6 +13,7 @@ goes through the folder. Left out is what FolderScan leaves out, and what is too
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -22,6 +25,8 @@ from coder.sessions.file_states import (
     Entry,
     Pair,
     State,
+    born_at,
+    file_clock,
     info_at,
     is_linked_otherwise,
     is_within,
@@ -36,10 +41,13 @@ from coder.sessions.git_index import GitIndex
 from coder.sessions.known_files import KnownFiles
 from coder.sessions.restore import Restore
 
+GIT_MODE = stat.S_IFMT(0o777777) | stat.S_IXUSR  # of a mode: what git knows of it
+Found = dict[str, tuple[State | None, State | None]]  # before, after; None: no file
+
 
 @dataclass
 class Changes:
-    """What a look has found: the files that changed, and those whose change cannot be undone."""
+    """What a step has changed: files, and those whose change cannot be undone."""
 
     files: dict[str, Pair] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
@@ -58,7 +66,14 @@ class WorkspaceFiles:
         self._watch = FolderWatch(root)
         self._programs = Programs(root)
         self._closing = threading.Event()
-        self._was_surveyed = False  # at the last look
+        # At the last look
+        self._was_surveyed = False
+        self._had_modes = False
+        self._run_began = file_clock()
+        # Inodes of files that this run has changed: those that were known, and those that were
+        # there before it, but not known
+        self._known_inodes: set[int] = set()
+        self._moved_in: set[int] = set()
 
     # Made when they are needed: not every session has a run
 
@@ -116,6 +131,12 @@ class WorkspaceFiles:
         is_begun = "first_look" in self.__dict__
         return self.first_look.left_out if is_begun else 0
 
+    def begin_run(self) -> None:
+        """From now on files that are made are the run's."""
+        self._run_began = file_clock()
+        self._known_inodes = set()
+        self._moved_in = set()
+
     def begin_step(self) -> None:
         """Before a tool works: what has changed up to now is not its doing. Raises StoreError."""
         with self.known.lock:
@@ -125,10 +146,37 @@ class WorkspaceFiles:
 
     def end_step(self) -> Changes:
         """What has changed since the step began. Raises StoreError."""
+        changes = Changes()
+        if self.known.is_surveyed and self._watch.has_reports():
+            self.known.is_checked.wait()  # of what has changed it must be certain what it was
         try:
-            return self.look()
+            found = self.look()
         finally:
             self.known.no_tool.set()
+        inodes = {before.inode for before, _ in found.values() if before}
+        self._known_inodes |= inodes - self._moved_in
+        for path, (before, after) in found.items():
+            if after and self._is_moved_in(path, after):
+                changes.lost.append(path)
+            else:
+                _add_change(changes, path, before, after)
+        return changes
+
+    def _is_moved_in(self, path: str, state: State) -> bool:
+        """Does a file that was not known hold what was there before the run, and nothing else does?
+
+        It was ignored, or came from outside, and this is its only name: to remove or replace it
+        would be to lose it.
+        """
+        if state.inode in self._known_inodes:
+            return False
+        try:
+            is_older = born_at(os.path.join(self.root, path)) < self._run_began
+        except OSError:  # it is gone
+            return False
+        if is_older:
+            self._moved_in.add(state.inode)
+        return is_older and not state.link
 
     def keep(self, path: str) -> None:
         """Read a file now that a tool is about to write, however far the first look has come."""
@@ -150,33 +198,44 @@ class WorkspaceFiles:
         info = info_at(self.root, path)
         return info is None or stamp not in (0, stamp_of(info))
 
-    def look(self) -> Changes:
+    def look(self) -> Found:
         """What has changed since the last look. Before the survey is done, only files of `keep`."""
-        changes = Changes()
+        found: Found = {}
         with self.known.lock:
             was_surveyed = self._was_surveyed
+            had_modes = self._had_modes
             self._was_surveyed = self.known.is_surveyed
+            self._had_modes = self.known.has_modes
             polled = self._changed_polled()
             places = set(polled)
             if self.known.is_surveyed:
                 places |= self._watch.take()
-            listed = self._list(places)
-            known = self.known.at(places)
-            self._forget_folders(places, listed)
-            changed: set[str] = set()
-            for path in known | listed.files:
-                is_named = path in places
-                if is_named or not self.known.is_same(path, self._info(path, listed)):
-                    changed.add(path)
+            changed = self._changed_at(places)
             changed |= self._other_names(changed)
             for path in sorted(changed):
                 before = self.known.state(path)
+                is_guess = path in self.known.in_git and not had_modes
                 after = self._renew(path)
+                if is_guess and before and after:
+                    before = _like(before, after)
                 if was_surveyed or path in polled:
-                    _add_change(changes, path, before, after)
+                    found[path] = before, after
             if changed:
                 self.store.flush()
-        return changes
+        return found
+
+    def _changed_at(self, places: set[str]) -> set[str]:
+        """The files at and below these places that are not what they were."""
+        listed = self._list(places)
+        known = self.known.at(places)
+        self.known.forget_folders(places)
+        self.known.folders |= listed.folders
+        changed: set[str] = set()
+        for path in known | listed.files.keys():
+            is_named = path in places
+            if is_named or not self.known.is_same(path, self._info(path, listed)):
+                changed.add(path)
+        return changed
 
     def _other_names(self, changed: set[str]) -> set[str]:
         """The files of which these have become names: the kernel reports the new names only."""
@@ -214,12 +273,8 @@ class WorkspaceFiles:
         if not places:
             return Level()
         if not self.known.is_surveyed:  # the survey is using the scan
-            return Level(files=places)
+            return Level(files=dict.fromkeys(places, 0))
         return self._scan.below(places)
-
-    def _forget_folders(self, places: set[str], listed: Level) -> None:
-        self.known.forget_folders(places)
-        self.known.folders |= listed.folders
 
     def _info(self, path: str, listed: Level) -> os.stat_result | None:
         """Facts of a file; one that was listed is reached through no link."""
@@ -243,6 +298,15 @@ class WorkspaceFiles:
         self.known.no_tool.set()
         self.known.is_needed.set()
         return self._watch.close()
+
+
+def _like(before: State, after: State) -> State:
+    """A file that git has, with permissions and names that git does not know, as they are now."""
+    is_other_kind = before.mode & GIT_MODE != after.mode & GIT_MODE
+    if is_other_kind:
+        return before
+    link = after.link if after.inode == before.inode else 0
+    return before._replace(mode=after.mode, link=link)
 
 
 def _add_change(changes: Changes, path: str, before: State | None, after: State | None) -> None:

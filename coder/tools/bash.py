@@ -49,7 +49,12 @@ TOOL_AS_PROGRAM = (
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 
 
-@tool(permission="bash", default="ask", asks_itself=True, slips=slips.BASH)
+@tool(
+    permission="bash",
+    default="ask",
+    asks_itself=True,
+    slips=slips.BASH,
+)
 def bash(
     ctx: ToolContext, command: str, timeout: int = DEFAULT_TIMEOUT
 ) -> Generator[Any, None, ToolResult]:
@@ -194,7 +199,14 @@ def output_of(
         env |= confine.environment
     env |= variables or {}
     env[processes.MARK] = mark
-    start: Any = partial(subprocess.Popen, argv, stdin=stdin, stderr=stderr, cwd=cwd, env=env)
+    start: Any = partial(
+        subprocess.Popen,
+        argv,
+        stdin=stdin,
+        stderr=stderr,
+        cwd=cwd,
+        env=env,
+    )
     process = _start(start, cwd, confine)
     processes.note_start(process.pid)
     cause = "interrupted"

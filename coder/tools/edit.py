@@ -25,7 +25,12 @@ MAX_LISTED = 20  # places that an error names
 NUMBERED = r" *(?P<number>\d{1,9})[\t|→](?P<line>.*)"  # a line as `read` shows it
 
 
-@tool(permission="edit", default="ask", asks_itself=True, slips=slips.EDIT)
+@tool(
+    permission="edit",
+    default="ask",
+    asks_itself=True,
+    slips=slips.EDIT,
+)
 def edit(
     ctx: ToolContext,
     path: str,

@@ -40,7 +40,13 @@ IMAGE = (
 )
 
 
-@tool(concurrent=True, permission="read", default="allow", asks_itself=True, slips=slips.READ)
+@tool(
+    concurrent=True,
+    permission="read",
+    default="allow",
+    asks_itself=True,
+    slips=slips.READ,
+)
 def read(
     ctx: ToolContext,
     path: str,
@@ -87,7 +93,14 @@ def _read_page(
         first += all_lines.total + 1
     digest = hashlib.sha256(mark)
     page = Page(max(1, first), wanted)
-    page.fill(_pieces(ctx, file, start=len(mark), digest=digest))
+    page.fill(
+        _pieces(
+            ctx,
+            file,
+            start=len(mark),
+            digest=digest,
+        )
+    )
     return page, digest.digest()
 
 
@@ -198,7 +211,12 @@ def _count_characters(data: bytes) -> int:
     return len(data.translate(None, CONTINUATION))
 
 
-@tool(permission="edit", default="ask", asks_itself=True, slips=slips.WRITE)
+@tool(
+    permission="edit",
+    default="ask",
+    asks_itself=True,
+    slips=slips.WRITE,
+)
 def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, ToolResult]:
     """Create a file, or overwrite one that was read before.
 
@@ -224,7 +242,12 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
     return ToolResult(done, details={"diff": changes, "path": str(target)})
 
 
-@tool(concurrent=True, permission="read", default="allow", slips=slips.LS)
+@tool(
+    concurrent=True,
+    permission="read",
+    default="allow",
+    slips=slips.LS,
+)
 def ls(ctx: ToolContext, path: str = ".") -> Generator[Any, None, ToolResult]:
     """List a folder.
 

@@ -85,7 +85,13 @@ def apply_hunks(file: Text, hunks: list[Hunk], name: str) -> str:
     for number, hunk in enumerate(hunks, 1):
         is_last = number == len(hunks)
         try:
-            at = _locate(file, hunk, start=done, name=name, is_last=is_last)
+            at = _locate(
+                file,
+                hunk,
+                start=done,
+                name=name,
+                is_last=is_last,
+            )
             splices += file.changes(at, hunk.body)
         except ToolError as error:
             raise ToolError(f"hunk {number} of {len(hunks)}: {error}") from None
@@ -361,4 +367,9 @@ def _attempt(problems: list[str], step: Callable[..., object], *arguments: Any) 
 
 def _rename(target: Path, name: str) -> None:
     with workspace.folder_of(target) as folder:
-        os.rename(target.name, name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(
+            target.name,
+            name,
+            src_dir_fd=folder,
+            dst_dir_fd=folder,
+        )

@@ -229,7 +229,14 @@ def diff(old: str, new: str, name: str) -> str:
         sizes = f"-{min(1, len(before))},{len(before)} +{min(1, len(after))},{len(after)}"
         lines = [f"@@ {sizes} @@", *marked("-", before), *marked("+", after)]
     else:
-        lines = list(difflib.unified_diff(before, after, lineterm="", n=AROUND))[2:]
+        lines = list(
+            difflib.unified_diff(
+                before,
+                after,
+                lineterm="",
+                n=AROUND,
+            )
+        )[2:]
     for at, line in enumerate(lines):
         if line.startswith("@"):
             lines[at] = re.sub(FIRST_LINE, lambda number: str(int(number[0]) + first), line)

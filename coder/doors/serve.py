@@ -1,0 +1,177 @@
+"""`coder serve`: the agent over HTTP, for clients of opencode's API, curl, and a page.
+
+Read this first: who may ask for what. The rest: serve_sessions.py (what runs, what is shown),
+serve_routes.py, serve_opencode.py and serve_questions.py (the form of opencode's API),
+serve_openapi.py, serve_page.html.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from coder.doors.serve_openapi import openapi
+from coder.doors.serve_routes import ROUTES
+from coder.doors.serve_sessions import Sessions
+from coder.sessions.store import Store
+from coder.types import CoderError
+
+PAGE = Path(__file__).with_name("serve_page.html").read_text()
+SCRIPT = re.findall(r"(?s)<script>(.*?)</script>", PAGE)[0]
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+ANY = ("0.0.0.0", "[::]")  # of a machine whose names are not known here
+
+
+def problem(status: int, text: str) -> JSONResponse:
+    """An error in the form of opencode's API."""
+    body = {
+        "name": HTTPStatus(status).phrase,
+        "data": {"message": text},
+    }
+    return JSONResponse(body, status)
+
+
+class Guard:
+    """Lets in who has the token. The page alone is for everybody: it holds nothing.
+
+    The page of another origin is not let in, whatever it knows; and a name that leads to this
+    machine has to be one of `hosts` (a page could rebind its own).
+    """
+
+    def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str]) -> None:
+        self.app, self.hosts = app, hosts
+        self.expected = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refusal = self.refusal(headers, scope["path"])
+        await (refusal or self.app)(scope, receive, send)
+
+    def refusal(self, headers: Headers, path: str) -> Response | None:
+        host = headers.get("host", "")
+        name = re.sub(r":\d*$", "", host)
+        if self.hosts and name.lower() not in self.hosts:
+            return problem(400, f"this server is not called {name!r}")
+        origin = headers.get("origin")
+        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+            return problem(403, "pages of another origin may not ask")
+        if path == "/":
+            return None
+        given = headers.get("authorization", "")
+        if not secrets.compare_digest(given.encode(), self.expected):
+            return problem(401, "the token is wrong or missing: Authorization: Bearer TOKEN")
+        return None
+
+
+# ---- the application -----------------------------------------------------------------------------
+
+
+async def page(request: Request) -> Response:
+    """The page for a browser."""
+    digest = hashlib.sha256(SCRIPT.encode()).digest()
+    script = base64.b64encode(digest).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'unsafe-inline'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return HTMLResponse(PAGE, headers={"Content-Security-Policy": policy})
+
+
+async def describe(request: Request) -> Response:
+    """This API, as OpenAPI."""
+    return JSONResponse(openapi(ROUTES))
+
+
+async def explain(request: Request, error: Exception) -> Response:
+    """The answer to a request that cannot be met."""
+    status = getattr(error, "status", 400)
+    return problem(status, str(error))
+
+
+async def explain_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return problem(error.status_code, error.detail)
+
+
+def application(sessions: Sessions, token: str, hosts: Sequence[str]) -> ASGIApp:
+    """`hosts`: the names in a Host header; none: all."""
+    own = [
+        Route("/", page),
+        Route("/doc", describe),
+    ]
+    app = Starlette(
+        routes=own + ROUTES,
+        exception_handlers={
+            HTTPException: explain_http,
+            CoderError: explain,
+        },
+    )
+    app.state.sessions = sessions
+    return Guard(app, token, hosts)
+
+
+# ---- the server ----------------------------------------------------------------------------------
+
+
+class Server(uvicorn.Server):
+    """Closes the sessions when it is told to end: streams would never end by themselves."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        sessions: Sessions,
+        ready: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self.sessions = sessions
+        self.ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.sessions.close()
+        await super().shutdown(sockets)
+
+
+def serve(
+    cwd: Path,
+    store: Store,
+    listener: socket.socket,
+    host: str,
+    token: str,
+    ready: Callable[[], None],
+) -> None:
+    """Serve until a signal ends it; `ready` is called once it serves."""
+    sessions = Sessions(cwd, store)
+    hosts: list[str] = []
+    if host not in ANY:
+        hosts = [*LOOPBACK, host.lower()]
+    config = uvicorn.Config(
+        application(sessions, token, hosts),
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    Server(config, sessions, ready).run([listener])
