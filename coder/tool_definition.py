@@ -226,9 +226,8 @@ def tool(
 ) -> Any:
     """Make a tool of a function; the options are fields of Tool.
 
-    `schema` is that of the arguments, if hints and docstring cannot say it; the function then gets
-    the JSON values. Raises TypeError for a hint without a schema, and a parameter without a
-    description.
+    With a `schema` of the arguments, hints and docstring count for nothing and the function gets
+    JSON. Raises TypeError, also for a parameter without a description.
     """
     if function is None:
         return partial(tool, name=name, title=title, default=default, schema=schema, **options)
@@ -237,14 +236,12 @@ def tool(
         raise TypeError(f"tool {name}: default has to be allow or ask, not {default!r}")
     if inspect.isasyncgenfunction(function):
         raise TypeError(f"tool {name} is an async generator: report with ctx.update, and return")
-
     # The parameters that the model sees: all but the one for the ToolContext
     type_hints = _hints_of(function, f"tool {name}")
     signature = dict(inspect.signature(function).parameters)
     contexts = [parameter for parameter in signature if type_hints.get(parameter) is ToolContext]
     context = next(iter(contexts), "")
     signature.pop(context, None)
-
     doc = inspect.getdoc(function) or ""
     takes: dict[str, Take] = {}
     if schema is None:
