@@ -45,8 +45,10 @@ HOMES = {
     "providers.errors": "RetryPolicy",
     "providers.profiles": "Price",
     "session": "Session",
+    "sessions.database": "StoreError",
     "sessions.recorder": "SessionStore",
     "sessions.snapshots": "Snapshots UndoResult",
+    "sessions.store": "SessionInfo",
     "tools.bash": "bash",
     "tools.edit": "edit",
     "tools.files": "ls read write",
@@ -54,7 +56,7 @@ HOMES = {
     "tools.search": "glob grep",
     "toolset": "Tool ToolContext Toolset tool",
     "types": (
-        "Aborted Budget CoderError Completion DeniedError Limits Message ModelError "
+        "Aborted Budget CoderError Completion DeniedError Final Limits Message ModelError "
         "Request RunResult ToolCall ToolError ToolResult Usage"
     ),
 }

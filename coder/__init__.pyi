@@ -59,9 +59,11 @@ from coder.permissions.sandbox import Sandbox as Sandbox
 from coder.providers.errors import RetryPolicy as RetryPolicy
 from coder.providers.profiles import Price as Price
 from coder.session import Session as Session
+from coder.sessions.database import StoreError as StoreError
 from coder.sessions.recorder import SessionStore as SessionStore
 from coder.sessions.snapshots import Snapshots as Snapshots
 from coder.sessions.snapshots import UndoResult as UndoResult
+from coder.sessions.store import SessionInfo as SessionInfo
 from coder.tools.bash import bash as bash
 from coder.tools.edit import edit as edit
 from coder.tools.files import ls as ls
@@ -79,6 +81,7 @@ from coder.types import Budget as Budget
 from coder.types import CoderError as CoderError
 from coder.types import Completion as Completion
 from coder.types import DeniedError as DeniedError
+from coder.types import Final as Final
 from coder.types import Limits as Limits
 from coder.types import Message as Message
 from coder.types import ModelError as ModelError

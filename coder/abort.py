@@ -33,7 +33,6 @@ class Abort:
         for callback in list(self._callbacks):
             callback()
 
-    @property
     def is_set(self) -> bool:
         return bool(self.reason)
 

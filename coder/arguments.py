@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import types
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from inspect import Parameter
 from typing import Any, Literal, Union, get_args, get_origin
@@ -32,8 +32,20 @@ PYTHON_TYPES: dict[str, Any] = {
     "null": types.NoneType,
 }
 BOOLEANS = {"true": True, "false": False, "1": True, "0": False}  # by their text in lower case
-PARAMETER = r"(?P<name>\w+): (?P<text>.+)"  # a line of a docstring
 NO_HINTS: Hints = {}
+WAY_OUT = "Use another hint, or write the schema yourself: tool(schema={...})"
+Take = Callable[[Any, str], Any]  # (a JSON value, where it is) -> the Python value, or a ToolError
+
+# Lines of a docstring
+PARAMETER = r"(?P<name>\w+): (?P<text>.+)"
+FORMS = (
+    PARAMETER,
+    r"\*{0,2}(?P<name>\w+)(?: \([^)]*\))?: ?(?P<text>.*)",  # Google
+    r":param (?:[^:]* )?\*{0,2}(?P<name>\w+): ?(?P<text>.*)",  # Sphinx
+    r"(?P<name>\w+)(?: : .*)?(?P<text>)",  # NumPy: the text is in the next line
+)
+HEADING = r"(Args|Arguments|Parameters|Attributes):?|-+|:type .*"
+ANOTHER_PART = r"(Returns?|Yields?|Raises|Examples?|Notes?):?$|:(return|raise|rtype)"
 
 # ---- from a signature to a schema -----------------------------------------------------------
 
@@ -43,60 +55,107 @@ def described_schema(
     doc: str,
     signature: Mapping[str, Parameter],
     type_hints: Mapping[str, Any],
-) -> tuple[str, Schema]:
-    """(the description, the schema) of a function with this docstring. Raises TypeError."""
-    description, texts = _parse_docstring(doc, signature)
+) -> tuple[str, Schema, dict[str, Take]]:
+    """(the description, the schema, what makes the values of parameters with hints that are not
+    plain) of a function with this docstring. Raises TypeError."""
+    description, texts = parse_docstring(doc, signature)
     properties: Schema = {}
+    takes: dict[str, Take] = {}
     required = []
     for name, parameter in signature.items():
-        if name not in texts:
+        if name not in type_hints:
+            raise TypeError(f"{where}: {name!r} needs a type hint")
+        hint = without_none(type_hints[name])
+        schema = plain_schema(hint)
+        if schema is None:
+            from coder.schemas import Kind, kind_of  # late: no built-in tool needs it
+
+            kind = kind_of(hint, f"{where}: {name}")
+            schema = kind.schema
+            if type(kind) is not Kind:
+                takes[name] = kind.take
+        if name in texts:
+            schema = schema | {"description": texts[name]}
+        if "description" not in schema:
             raise TypeError(f"{where}: describe {name!r} in its docstring, as `{name}: ...`")
-        kind = _schema_of(type_hints.get(name), f"{where}: {name}")
-        properties[name] = kind | {"description": texts[name]}
+        properties[name] = schema
         if parameter.default is parameter.empty:
             required.append(name)
-    schema = {"type": "object", "properties": properties, "required": required}
-    return description, schema
+    return description, {"type": "object", "properties": properties, "required": required}, takes
 
 
-def _parse_docstring(doc: str, names: Container[str]) -> tuple[str, dict[str, str]]:
-    """(the text, {parameter: its description}) of a docstring; `Note: ...` is no parameter."""
+def parse_docstring(doc: str, names: Container[str]) -> tuple[str, dict[str, str]]:
+    """(the text, {parameter: its description}) of a docstring; `Note: ...` is no parameter.
+
+    Parameters are described as `name: ...`, or in the form of Google, NumPy or Sphinx.
+    """
     description: list[str] = []
     texts: dict[str, str] = {}
     name = ""  # the parameter that the lines are about
     for line in doc.splitlines():
         words = " ".join(line.split())
-        parameter = re.match(PARAMETER, words)
-        if parameter and (texts or parameter["name"] in names):
-            name = parameter["name"]
-            texts[name] = parameter["text"]
+        named = _named_parameter(words, names, is_list=bool(texts))
+        if named:
+            name = named["name"]
+            texts[name] = named["text"] or ""
+        elif re.fullmatch(HEADING, words):
+            name = ""
+        elif re.match(ANOTHER_PART, words):
+            name = ""
+            description.append(words)
         elif words and name:
-            texts[name] += f" {words}"
+            texts[name] = f"{texts[name]} {words}".strip()
         elif words:
             description.append(words)
-    return " ".join(description).removesuffix(" Args:"), texts
+    return " ".join(description), texts
 
 
-def _schema_of(hint: Any, where: str) -> Schema:
-    """The JSON schema of a type hint, in the words that every server knows: type, items, enum."""
+def _named_parameter(
+    words: str,
+    names: Container[str],
+    is_list: bool,
+) -> re.Match[str] | None:
+    """The parameter that a line begins to describe; in a list of them also an unknown one."""
+    for form in FORMS:
+        found = re.fullmatch(form, words)
+        if found and (found["name"] in names or (is_list and form is PARAMETER)):
+            return found
+    return None
+
+
+def described(hint: Any) -> Schema:
+    """The text of Annotated[X, "text"], or of an annotation that has a `description`."""
+    for note in hint.__metadata__:
+        text = note if isinstance(note, str) else getattr(note, "description", None)
+        if text:
+            return {"description": text}
+    return {}
+
+
+def without_none(hint: Any) -> Any:
+    """X of X | None: a parameter with a null has its default, see `fit`."""
+    if get_origin(hint) in (Union, types.UnionType):
+        kinds = [kind for kind in get_args(hint) if kind is not types.NoneType]
+        if len(kinds) == 1:
+            return kinds[0]
+    return hint
+
+
+def plain_schema(hint: Any) -> Schema | None:
+    """The JSON schema of a plain hint: str, int, float, bool, dict, a list of them, Literal."""
     origin = get_origin(hint)
     arguments = get_args(hint)
-    if origin in (Union, types.UnionType):
-        kinds = set(arguments) - {types.NoneType}
-        if len(kinds) == 1:
-            return _schema_of(kinds.pop(), where)
     if origin is list:
-        return {"type": "array", "items": _schema_of(arguments[0], where)}
+        items = plain_schema(arguments[0])
+        return {"type": "array", "items": items} if items else None
     if origin is Literal:
         kinds = {type(value) for value in arguments}
         kind = kinds.pop()
         if not kinds and kind in JSON_TYPES:
             return {"type": JSON_TYPES[kind], "enum": list(arguments)}
-    kind = origin or hint
-    if kind in JSON_TYPES:
-        return {"type": JSON_TYPES[kind]}
-    usable = "str, int, float, bool, dict, list[...], Literal[...] or one of them | None"
-    raise TypeError(f"{where} has the hint {hint!r}: use {usable}")
+        return None
+    is_known = hint in JSON_TYPES if isinstance(hint, type) else False
+    return {"type": JSON_TYPES[hint]} if is_known else None
 
 
 # ---- checking the arguments of a call -------------------------------------------------------

@@ -8,6 +8,7 @@ and is idempotent. Read
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import operator
 import time
@@ -176,12 +177,21 @@ def calls_of(message: Message) -> list[dict[str, Any]]:
 
 
 def as_text(value: Any) -> str:
-    """Text as it is, nothing for None, anything else as JSON."""
+    """Text as it is, nothing for None, anything else as JSON, objects by their members."""
     if isinstance(value, str):
         return value
     if value is None:
         return ""
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return json.dumps(value, ensure_ascii=False, default=_members_of)
+
+
+def _members_of(value: Any) -> Any:
+    """What JSON has of an object: its members, if it is a dataclass or a model of pydantic."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return str(value)
 
 
 def _checked_part(part: Any) -> dict[str, Any]:

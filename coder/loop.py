@@ -129,6 +129,7 @@ def run_to_end(run: Run) -> Events[RunResult]:
         usage=run.usage,
         steps=run.steps,
         error=end.error,
+        value=end.value,
     )
 
 

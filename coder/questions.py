@@ -55,10 +55,10 @@ class Questions:
         deadline = math.inf if self.timeout is None else time.monotonic() + self.timeout
         with self._changed:
             # In slices: `reply` and an abort wake nobody
-            while not question.is_answered and not abort.is_set and time.monotonic() < deadline:
+            while not question.is_answered and not abort.is_set() and time.monotonic() < deadline:
                 self._changed.wait(TICK)
             del self._waiting[question.id]
-            if not question.is_answered and not abort.is_set:
+            if not question.is_answered and not abort.is_set():
                 _refuse(question, f"no answer within {self.timeout:g} s")
 
     def drop(self, question: Question) -> None:

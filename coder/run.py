@@ -40,6 +40,7 @@ class End:
     stop_reason: StopReason
     text: str
     error: ModelError | None = None
+    value: Any = None  # of a tool that has ended the run
     continuable: bool = False
 
 

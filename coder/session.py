@@ -22,13 +22,24 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from coder.agent.profiles import AgentSpec
 from coder.ai import ChatModel
+from coder.arguments import Schema
 from coder.crew import Crew
-from coder.events import Event, Events, Nested, Notice, Question, RunEnd, StepEnd, hidden_usage
+from coder.events import (
+    Event,
+    Events,
+    Nested,
+    Notice,
+    Question,
+    RunEnd,
+    StepEnd,
+    drain,
+    hidden_usage,
+)
 from coder.history import user
 from coder.parts import Keywords, Options, Parts, options_of
 from coder.questions import ASKING, Questions, question_in
 from coder.settings import ConfigError, needed, optional
-from coder.types import CoderError, Message, RunResult, T, Usage
+from coder.types import CoderError, Message, RunResult, T, Usage, V
 
 if TYPE_CHECKING:
     from coder.agent.titles import Titler
@@ -135,13 +146,19 @@ class Session:
 
     # -- runs
 
-    def prompt(self, text: str, images: Sequence[dict[str, Any]] = ()) -> Events[RunResult]:
+    def prompt(
+        self,
+        text: str,
+        images: Sequence[dict[str, Any]] = (),
+        *,
+        output: type[V] | Schema | None = None,
+    ) -> Events[RunResult[V]]:
         """One run: its events, which end with `run_end`, and as the generator's value its
         RunResult.
 
-        `cancel` counts from here on. An image is one of Agent.prompt. Raises RuntimeError during a
-        run. A question waits for its answer: that of its `reply`, before the next event is taken,
-        or that of `answer`.
+        `cancel` counts from here on. `images` and `output` are as in Agent.prompt. Raises
+        RuntimeError during a run. A question waits for its answer: that of its `reply`, before the
+        next event is taken, or that of `answer`.
         """
         self._check_idle()
         # However the plan was left: what was denied in it is still in the conversation
@@ -150,7 +167,7 @@ class Session:
             message["meta"]["own"] = True  # it stays when the run is taken back
             self.messages.append(message)
         self._was_planning = self.spec.read_only
-        run = self.agent.stream(self.parts.redact(text), images)
+        run = self.agent.stream(self.parts.redact(text), images, output=output)
         return self._with_notices(self.options.trace.watch(run) if self.options.trace else run)
 
     def aprompt(
@@ -160,6 +177,28 @@ class Session:
         from coder.asynchronous import stream_events  # late: asyncio takes 40 ms
 
         return stream_events(self.prompt(text, images), self.agent.token)
+
+    def run(
+        self,
+        text: str,
+        images: Sequence[dict[str, Any]] = (),
+        *,
+        output: type[V] | Schema | None = None,
+    ) -> RunResult[V]:
+        """`prompt` to its end, without the events; `answer` counts from any other thread."""
+        return drain(self.prompt(text, images, output=output))
+
+    async def arun(
+        self,
+        text: str,
+        images: Sequence[dict[str, Any]] = (),
+        *,
+        output: type[V] | Schema | None = None,
+    ) -> RunResult[V]:
+        """`run` for asyncio; to cancel the task cancels the run."""
+        from coder.asynchronous import result_of  # late: asyncio takes 40 ms
+
+        return await result_of(self.prompt(text, images, output=output), self.agent.token)
 
     def cancel(self) -> None:
         """End the run; from any thread."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from coder import events
 from coder.events import Event, Events, Outcome, is_question, resolve
-from coder.history import NOT_RUN, truncate_content
+from coder.history import NOT_RUN, as_text, truncate_content
 from coder.providers.request import copied
 from coder.providers.text import new_id
 from coder.repetition import SAME_AS_ABOVE, STALE_CALLS_TO_END
@@ -44,9 +44,10 @@ def skip_calls(run: Run, reason: str) -> Events[None]:
 
 
 def run_tools(run: Run) -> Events[End | None]:
-    """Add a result for each open call. Returns the End of a run that repeats itself.
+    """Add a result for each open call.
 
-    After an abort the calls that are left get results here, too; run_steps then ends the run.
+    Returns the End of a run that a tool ends, or that repeats itself. After an abort the calls that
+    are left get results here, too; run_steps then ends the run.
     """
     run.repetitions.begin_answer()
     while run.open_calls:
@@ -65,7 +66,10 @@ def run_tools(run: Run) -> Events[End | None]:
         for opened in group:
             yield from run.add_result(opened)
 
-        # A call that repeats itself ends the run, and so do calls that bring nothing new
+        # A tool ends the run with its value, a call that repeats itself ends it, and so do calls
+        # that bring nothing new
+        if end is None:
+            end = end_by_tool(group)
         if end is None:
             end = yield from stop_if_stuck(run, group[-1].call)
         if end:
@@ -73,7 +77,7 @@ def run_tools(run: Run) -> Events[End | None]:
             return end
 
         # A message that the user has queued comes before the calls that are left
-        if not run.abort.is_set:
+        if not run.abort.is_set():
             queued = yield from resolve(run.hooks.get_steering_messages())
             run.pending += queued
             if queued:
@@ -112,7 +116,7 @@ def start_call(run: Run, opened: OpenCall) -> Events[End | None]:
     """
     call = opened.call
     failure = yield from announce_call(run, opened)
-    if run.abort.is_set:
+    if run.abort.is_set():
         yield opened.close(ToolResult(f"Not run: {run.abort_reason}.", is_error=True))
         return None
 
@@ -196,10 +200,21 @@ def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
     """Let the hooks change the result, truncate it, and report the end of the call."""
     opened.end_tool()
     changed = yield from call_hook(run, opened, hook=run.hooks.after_tool_call, argument=result)
-    final = changed or result
-    final.content = truncate_content(final.content, run.limits.max_output)
-    run.repetitions.add(opened.call, final)
-    yield opened.close(final)
+    if changed:
+        changed.final = changed.final or result.final
+        result = changed
+    result.content = truncate_content(result.content, run.limits.max_output)
+    run.repetitions.add(opened.call, result)
+    yield opened.close(result)
+
+
+def end_by_tool(group: list[OpenCall]) -> End | None:
+    """The End of a run that one of these calls has ended with its value."""
+    for opened in group:
+        if opened.result and opened.result.final:
+            text = as_text(opened.result.content) or "Task completed."
+            return End("stop", text, value=opened.result.final.value)
+    return None
 
 
 def stop_repetition(run: Run, opened: OpenCall) -> Events[End | None]:

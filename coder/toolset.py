@@ -1,199 +1,39 @@
-"""Tools: from a function to a tool, and one call of it.
+"""Toolset: the tools of an agent by their names, and one call of one of them.
 
-    @tool
-    def add(a: int, b: int) -> str:
-        '''Add two numbers.
-
-        a: the first
-        b: the second
-        '''
-        return str(a + b)
-
-The JSON schema comes from the signature, the descriptions from the docstring (`name: text`, a line
-each). A parameter annotated `ToolContext` gets one and is not shown to the model. A tool may be a
-generator: what it yields is shown while it works, what it returns is the result.
+Tools as such are in tool_definition.py.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-import typing
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args, overload
+from typing import Any
 
 from coder.abort import Abort
-from coder.arguments import Schema, described_schema, fit
-from coder.events import BaseEvent, Event, Outcome, Returning, ToolUpdate, resolve
+from coder.arguments import Schema, fit
+from coder.events import (
+    BaseEvent,
+    Event,
+    Returning,
+)
 from coder.history import as_text
 from coder.providers.text import NO_NAME
-from coder.slips import ENDINGS, HOW_TO_END, NO_SLIPS, Arguments, Slips
-from coder.types import Aborted, Budget, DeniedError, ToolCall, ToolError, ToolResult
-
-# Asks for permission: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
-Authorize = Callable[["ToolContext", str, Sequence[str], str], Outcome[Any]]
-Title = str | Callable[[Arguments], str]
-Default = Literal["allow", "ask"]
-
-
-def keep(text: str) -> str:
-    """Change nothing."""
-    return text
-
-
-@dataclass
-class ToolContext:
-    """What a tool gets for one call."""
-
-    cwd: Path
-    abort: Abort
-    session_id: str = ""
-    message_id: str = ""
-    call_id: str = ""
-    tool: Tool | None = None  # that is called; None: the set has none of this name
-    budget: Budget | None = None  # of the run, for a tool that starts another one
-    updates: list[Any] = field(default_factory=list, repr=False)  # events not yielded yet
-    # A digest of each file as this session last read or wrote it; None: only its name was told
-    seen: dict[Path, Any] = field(default_factory=dict)
-
-    # From hooks: the permissions, the sandbox, the redaction, the editor
-    authorize: Authorize | None = None
-    secret: Callable[[str], bool] | None = None  # may this file only be searched with permission?
-    read_only: bool = False  # the agent changes nothing: what a tool starts may not either
-    confine: Any = None  # starts child processes confined (permissions/sandbox.py)
-    redact: Callable[[str], str] = keep  # takes the values of keys out (permissions/redact.py)
-    editor: Any = None  # which has unsaved texts of files (Editor in tools/text.py)
-
-    def update(self, text: str) -> None:
-        """Show output while the tool works: when it yields next, or returns."""
-        self.updates.append(ToolUpdate(self.call_id, self.redact(text)))
-
-    def ask(
-        self, permission: str, pattern: str | Sequence[str], detail: str = ""
-    ) -> Generator[Event, None, None]:
-        """`yield from` it before acting. Raises DeniedError; without permissions all is allowed.
-
-        `pattern` is the command, or the path or paths, that will be acted on.
-        """
-        if self.authorize is not None:
-            patterns = [pattern] if isinstance(pattern, str) else list(pattern)
-            yield from resolve(self.authorize(self, permission, patterns, self.redact(detail)))
-
-
-# ---- from a function to a tool --------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A function, what the model is sent of it, and how its calls are run."""
-
-    # What the model is sent
-    name: str
-    description: str
-    parameters: Schema
-    # How it is called
-    function: Callable[..., Any]
-    context: str = ""  # the parameter that takes the ToolContext
-    is_open: bool = False  # takes what its schema does not name: function(ctx, arguments)
-    concurrent: bool = False  # changes nothing, so that calls may run in parallel
-    # What people see of a call: the value of this argument, or of a function of all arguments
-    title: Title = ""
-    # Who decides whether a call is run
-    permission: str = ""  # the kind of its rules; "": its name
-    default: Default = "ask"  # what holds without a rule
-    asks_itself: bool = False  # by ctx.ask, about something exact; else each call is asked about
-    # What models call instead
-    slips: Slips = NO_SLIPS
-    # For the same work in another form (apply_patch for edit): not offered, but run if called
-    twin: Tool | None = None
-
-    @property
-    def kind(self) -> str:
-        """What rules about it are for: the permission that it declares, else its name."""
-        return self.permission or self.name
-
-    @property
-    def schema(self) -> Schema:
-        """The API's form."""
-        parameters = {"type": "object", "properties": {}} | self.parameters
-        function = {"name": self.name, "description": self.description, "parameters": parameters}
-        return {"type": "function", "function": function}
-
-    def title_of(self, arguments: Arguments) -> str:
-        """The title of a call: the tool's name and what the call is about."""
-        if callable(self.title):
-            about = self.title(arguments)
-        else:
-            about = str(arguments.get(self.title, ""))
-        return f"{self.name} {about.strip()}".strip()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-
-@overload
-def tool(function: Callable[..., Any], /) -> Tool: ...
-@overload
-def tool(
-    *,
-    name: str = ...,
-    title: Title = ...,
-    concurrent: bool = ...,
-    permission: str = ...,
-    default: Default = ...,
-    asks_itself: bool = ...,
-    slips: Slips = ...,
-) -> Callable[[Callable[..., Any]], Tool]: ...
-
-
-def tool(
-    function: Any = None,
-    /,
-    *,
-    name: str = "",
-    title: Title = "",
-    default: Default = "ask",
-    **options: Any,
-) -> Any:
-    """Make a tool of a function; the options are fields of Tool.
-
-    Raises TypeError for a hint without a JSON type, and a parameter without a description.
-    """
-    if function is None:
-        return partial(tool, name=name, title=title, default=default, **options)
-    name = name or function.__name__
-    if default not in get_args(Default):
-        raise TypeError(f"tool {name}: default has to be allow or ask, not {default!r}")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(f"tool {name} is async: tools are plain functions or generators")
-
-    # The parameters that the model sees: all but the one for the ToolContext
-    type_hints = typing.get_type_hints(function)
-    signature = dict(inspect.signature(function).parameters)
-    contexts = [parameter for parameter in signature if type_hints.get(parameter) is ToolContext]
-    context = next(iter(contexts), "")
-    signature.pop(context, None)
-
-    doc = inspect.getdoc(function) or ""
-    description, parameters = described_schema(
-        where=f"tool {name}", doc=doc, signature=signature, type_hints=type_hints
-    )
-    return Tool(
-        name=name,
-        description=description,
-        parameters=parameters,
-        function=function,
-        context=context,
-        title=title or next(iter(signature), ""),  # the first argument
-        default=default,
-        **options,
-    )
-
-
-# ---- a set of tools, and one call -----------------------------------------------------------
+from coder.slips import ENDINGS, HOW_TO_END, Arguments
+from coder.tool_definition import Default as Default
+from coder.tool_definition import Tool as Tool
+from coder.tool_definition import ToolContext as ToolContext
+from coder.tool_definition import tool as tool
+from coder.types import (
+    Aborted,
+    DeniedError,
+    Final,
+    ToolCall,
+    ToolError,
+    ToolResult,
+)
 
 
 class Toolset:
@@ -263,6 +103,7 @@ class Toolset:
         if "properties" in schema and not called.is_open:
             schema = {"additionalProperties": False} | schema
         fitted: Arguments = fit(call.arguments, schema, where=call.name, hints=called.slips.hints)
+        called.values_of(fitted)  # before anybody is asked for permission
         return fitted
 
     def recognize(self, call: ToolCall) -> ToolCall:
@@ -289,9 +130,9 @@ class Toolset:
             return known[name]
         word = name.lower()
         candidates = []
-        for tool in known.values():
-            if word == tool.name.lower() or word in tool.slips.names:
-                candidates.append(tool)
+        for known_tool in known.values():
+            if word == known_tool.name.lower() or word in known_tool.slips.names:
+                candidates.append(known_tool)
         return candidates[0] if len(candidates) == 1 else None
 
     def _describe_unknown(self, name: str) -> str:
@@ -302,9 +143,9 @@ class Toolset:
         word = name.lower()
         if word in ENDINGS:
             return f"there is no tool {name!r}. {HOW_TO_END}"
-        for tool in self.tools.values():
-            if tool.slips.hints.get(word):
-                return f"there is no tool {name!r}; {tool.slips.hints[word]}. {tools}"
+        for offered in self.tools.values():
+            if offered.slips.hints.get(word):
+                return f"there is no tool {name!r}; {offered.slips.hints[word]}. {tools}"
         return f"there is no tool {name!r}. {tools}"
 
     def changes_nothing(self, call: ToolCall) -> bool:
@@ -346,7 +187,7 @@ class Toolset:
         except Exception as error:  # a bug of the tool
             why = f"{call.name} failed: {type(error).__name__}: {error}"
             result = as_failure(ToolError(why))
-        yield from ctx.updates  # those after the last yield of the tool
+        yield from ctx.take_updates()  # those after the last yield of the tool
         return result
 
 
@@ -355,13 +196,24 @@ def _as_tool(entry: Tool | Callable[..., Any]) -> Tool:
 
 
 def _call(called: Tool, arguments: Arguments, ctx: ToolContext) -> Generator[Event, None, Any]:
-    """Call the function. A generator's events are passed on, all else that it yields as updates."""
+    """Call the function. A generator's events are passed on, all else that it yields as updates.
+
+    A coroutine runs in a thread with an event loop of its own.
+    """
+    values = called.values_of(arguments)
     if called.is_open:
-        value = called.function(ctx, arguments)
+        value = called.function(ctx, values)
     elif called.context:
-        value = called.function(**arguments, **{called.context: ctx})
+        value = called.function(**values, **{called.context: ctx})
     else:
-        value = called.function(**arguments)
+        value = called.function(**values)
+    if inspect.iscoroutine(value):
+        from coder.asynchronous import run_coroutine  # late: asyncio takes 40 ms
+
+        with Returning(run_coroutine(value, ctx.abort)) as ticks:
+            for _ in ticks:
+                yield from ctx.take_updates()
+        return ticks.value
     if not isinstance(value, Generator):
         return value
     with Returning(value) as outputs:
@@ -370,8 +222,7 @@ def _call(called: Tool, arguments: Arguments, ctx: ToolContext) -> Generator[Eve
                 ctx.updates.append(output)
             elif output is not None:  # as of `yield ctx.update(text)`
                 ctx.update(str(output))
-            while ctx.updates:
-                yield ctx.updates.pop(0)
+            yield from ctx.take_updates()
     return outputs.value
 
 
@@ -388,6 +239,8 @@ def as_result(value: Any) -> ToolResult:
     """What a tool returned: text and content blocks as they are, anything else as JSON."""
     if isinstance(value, ToolResult):
         return value
+    if isinstance(value, Final):
+        return ToolResult(as_text(value.value), final=value)
     if isinstance(value, list) and value and all(_is_block(part) for part in value):
         return ToolResult(value)
     return ToolResult(as_text(value))

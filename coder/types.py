@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 T = TypeVar("T")
+if TYPE_CHECKING:  # a default, which Python 3.13 has, so that a plain RunResult needs no argument
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    V = TypeVarWithDefault("V", default=Any)
+else:
+    V = TypeVar("V")  # the output of a run
 Report = Callable[[str], object]  # takes a sentence for the user
 
 
@@ -101,6 +107,14 @@ class ToolResult:
     is_error: bool = False
     details: dict[str, Any] = field(default_factory=dict)
     is_news: bool = field(default=True, repr=False)
+    final: Final | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class Final:
+    """Returned by a tool, it ends the run: `value` is the run's output, and as text its text."""
+
+    value: Any
 
 
 @dataclass(slots=True)
@@ -222,8 +236,11 @@ class Budget:
 
 
 @dataclass(slots=True)
-class RunResult:
-    """What `run_loop` returns: the fields of RunEnd and the list of messages that it extended."""
+class RunResult(Generic[V]):
+    """What `run_loop` returns: the fields of RunEnd and the list of messages that it extended.
+
+    `value` is the output, `misfit` what is wrong with an answer that had to have a form.
+    """
 
     stop_reason: StopReason
     text: str
@@ -231,8 +248,29 @@ class RunResult:
     usage: Usage
     steps: int
     error: ModelError | None = None
+    value: Any = field(default=None, repr=False)
+    misfit: str = field(default="", repr=False)
 
-    def check(self) -> RunResult:
+    @property
+    def output(self) -> V:
+        """What was asked for with `output=`, or the value of a tool that ended the run (Final).
+
+        None for a run without either. Raises as `check`, and CoderError if the answer has not the
+        form that was asked for.
+        """
+        self.check()
+        if self.misfit:
+            raise CoderError(self.misfit)
+        value: V = self.value
+        return value
+
+    def _repr_markdown_(self) -> str:
+        """For a notebook: the question, the calls and the answer."""
+        from coder.notebook import result_as_markdown  # late: only notebooks need it
+
+        return result_as_markdown(self)
+
+    def check(self) -> RunResult[V]:
         """This result, if the run ended with "stop". Raises the run's ModelError, or CoderError."""
         if self.stop_reason == "stop":
             return self

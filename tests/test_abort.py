@@ -191,7 +191,7 @@ def test_esc_right_before_a_run_stops_it() -> None:
     interrupts, abort = Interrupts(), Abort()
     interrupts.escape()
     with interrupts.stopping(abort):
-        assert abort.is_set
+        assert abort.is_set()
 
 
 SLOW_PLUGIN = """

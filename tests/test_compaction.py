@@ -186,7 +186,7 @@ def test_the_threshold_is_the_window_less_at_most_a_quarter(window: int, thresho
         messages = [*talk(3, 6_000), user("and now?"), said("well")]
         before, model = messages[:], scripted(window=window)
         seen, done = shorten(Compaction(model), messages, usage=Usage(input=used - 5, output=5))
-        assert (done, len(model.requests)) == (expected, int(expected))
+        assert (done, len(model.bodies)) == (expected, int(expected))
         assert (messages == before) is not expected and bool(compacted(seen)) is expected
 
 
@@ -600,7 +600,7 @@ def test_a_summary_follows_the_message_whose_steps_it_tells() -> None:
     summary = messages[2]["content"]
     assert summary.startswith("The conversation up to here was too long and was shortened.")
     assert summary.endswith("Changed so far: a.py, c.py\n\nThe checklist now:\n[x] one\n[ ] two")
-    asked = model.requests[0]["messages"][-1]["content"]
+    asked = model.bodies[0]["messages"][-1]["content"]
     assert f"<task>\n{wish}\n</task>" in asked and "[result of edit a.py]\n  Edited a.py." in asked
     # and the next summary still knows them, although the calls are gone
     messages += [said("more"), user("go on"), *turns(3, 4_000)[1:]]
@@ -627,7 +627,7 @@ def test_no_text_in_the_task_ends_it() -> None:
     model = scripted(Reply(SUMMARY))
     wish = "Explain </task>\n<conversation>"
     assert by_hand(Compaction(model), [*talk(3, 9_000), user(wish)])[1]
-    asked = str(model.requests[0]["messages"][-1]["content"])
+    asked = str(model.bodies[0]["messages"][-1]["content"])
     assert asked.count("</task>") == 1 and asked.startswith("<task>\nExplain <\\/task>")
 
 
@@ -664,7 +664,7 @@ def test_what_was_demanded_is_known_after_any_number_of_summaries() -> None:
         assert messages[0]["content"] == fact
         messages += turns(3, 2_000)
     assert sum(bool(each.get("meta", {}).get("summary")) for each in messages) == 1
-    second = model.requests[1]["messages"][-1]["content"]
+    second = model.bodies[1]["messages"][-1]["content"]
     assert "[earlier summary]" in second and "the colour is teal" in second
 
 
@@ -755,7 +755,7 @@ def test_a_summary_that_is_too_long_is_cut_and_one_that_shortens_nothing_is_not_
         before, model = messages[:], scripted(Reply(("endless" * 50 + " ") * 200))
         seen, done = by_hand(Compaction(model), messages)
         assert (done, messages, len(notices(seen))) == (False, before, 1)
-        assert len(model.requests) == requests, "none where nothing is old"
+        assert len(model.bodies) == requests, "none where nothing is old"
 
 
 @pytest.mark.case("INV-07")

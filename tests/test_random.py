@@ -111,9 +111,9 @@ def test_every_request_of_five_hundred_random_conversations_is_valid() -> None:
         script, moments = drawn(number)
         model = ScriptedModel([*script, *[Reply("enough")] * 50])
         every_request_is_valid(model, moments, f"seed {number}")
-        for body in model.requests:
+        for body in model.bodies:
             assert_valid(body)
-        sent += len(model.requests)
+        sent += len(model.bodies)
     assert sent > 2_000
 
 

@@ -10,8 +10,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -92,6 +93,16 @@ def count_both(body: Body) -> Reply:
     return Reply(f"Oslo has {numbers[0]} people, Bergen {numbers[1]}.")
 
 
+def compare_cities(body: Body) -> Reply:
+    topic = last(body)
+    if topic == "Compare Oslo and Bergen.":
+        return Reply(calls=[("research", {"topic": "Oslo"}), ("research", {"topic": "Bergen"})])
+    if body["model"] == "gpt-5-mini":
+        return Reply({"Oslo": "larger", "Bergen": "wetter"}[topic])
+    found = [m["content"] for m in body["messages"] if m["role"] == "tool"]
+    return Reply(f"Oslo is {found[0]}, Bergen is {found[1]}.")
+
+
 def remember_ada(body: Body) -> Reply:
     said = [message["content"] for message in body["messages"][:-1]]
     return Reply("Ada." if "My name is Ada." in said else "Hello.")
@@ -106,13 +117,66 @@ def write_hello(body: Body) -> Reply:
     return Reply("Written.")
 
 
+def judge_slogans(body: Body) -> Reply:
+    if body["model"] == "gpt-5":
+        return Reply(
+            "Bread, daily." if "shorter" in last(body) else "We bake bread every day of the year."
+        )
+    good = last(body) == "Bread, daily."
+    return Reply(
+        json.dumps({"good": good} if good else {"good": False, "advice": "Make it shorter."})
+    )
+
+
+def list_events(body: Body) -> Reply:
+    owls = {"name": "Owls", "day": "2025-05-03", "kind": "talk"}
+    choir = {"name": "Choir", "day": "2025-05-05", "kind": "concert"}
+    return Reply(json.dumps({"events": [owls, choir]}))
+
+
+def reset_commit(body: Body) -> Reply:
+    if body["messages"][-1]["role"] == "user":
+        return Reply(calls=[("bash", {"command": "git reset --hard HEAD~1"})])
+    assert "Use git log or git show." in last(body)
+    return Reply("I may not do that.")
+
+
+def look_up_oslo(body: Body) -> Reply:
+    if body["messages"][-1]["role"] == "user":
+        return Reply(calls=[("population", {"city": "Oslo"})])
+    return Reply(f"{last(body)} people.")
+
+
+def sum_up(body: Body) -> Reply:
+    topic = "owls" if "Owls" in last(body) else "Oslo"
+    return Reply(json.dumps({"topic": topic, "words": len(last(body).split())}))
+
+
+def count_tulips(body: Body) -> Reply:
+    return Reply(re.findall(r"\d+", json.dumps(body["messages"]))[0])
+
+
+TOSSES = count(1)
+
 # What the example contains -> the model that it talks to.
 MODELS: dict[str, Callable[[Body], Reply]] = {
     "RunEnd(text=text)": count_oslo,
     "Say hello.": lambda body: Reply("Hello."),
     "def steer(": count_both,
-    "SessionStore(": remember_ada,
-    "Session.open(": write_hello,
+    "start_server(": lambda body: Reply("Hello."),
+    "def approve(": reset_commit,
+    "class Verdict": judge_slogans,
+    "class Calendar": list_events,
+    "talks.db": count_tulips,
+    "test_a_busy_server": lambda body: Reply("never asked"),
+    "How big is Oslo?": look_up_oslo,
+    "changelog": lambda body: Reply("Yes, it is."),
+    "def summarize(": sum_up,
+    "class Cached": lambda body: Reply(f"Heads, number {next(TOSSES)}."),
+    "def research(": compare_cities,
+    "output=Person": lambda body: Reply('{"name": "Ada Lovelace", "born": 1815}'),
+    "My name is Ada.": remember_ada,
+    "Write hello.txt.": write_hello,
     "def deploy(": lambda body: Reply("never asked"),
 }
 EXAMPLES = [
@@ -134,8 +198,16 @@ def test_an_example_prints_what_stands_below_it(
     with ScriptedServer(MODELS[name]) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "x")
-        exec(compile(code, name, "exec"), {"__name__": "example"})
+        module = ModuleType("example")
+        monkeypatch.setitem(sys.modules, "example", module)
+        exec(compile(code, name, "exec", dont_inherit=True), vars(module))
     assert capsys.readouterr().out == output
+
+
+def test_a_recipe_has_at_most_40_lines() -> None:
+    recipes = re.findall(r"^```python\n(.*?)^```$", PAGES["docs/cookbook.md"], re.M | re.S)
+    assert len(recipes) == 10
+    assert max(len(recipe.splitlines()) for recipe in recipes) <= 40
 
 
 def test_the_examples_pass_mypy(tmp_path: Path) -> None:
@@ -374,7 +446,7 @@ def test_the_tables_of_the_library_are_the_program() -> None:
         "kind": [*get_args(types.ErrorKind)],
     }
     assert [quoted(row[0])[0] for row in rows("docs/library.md", "hook")] == [*HOOK_NAMES]
-    assert [*columns("field of `RunResult`")] == names_of(types.RunResult)
+    assert [*columns("field of `RunResult`")] == [*names_of(types.RunResult), "output"]
     limits = {quoted(name)[0]: value for name, value, *_ in rows("docs/library.md", LIMITS)}
     assert limits == {
         name: str(value) for name, value in dataclasses.asdict(types.Limits()).items()

@@ -116,7 +116,7 @@ def test_a_request_is_the_prompt_the_messages_and_the_tools() -> None:
 
         city: where
         """
-        assert (ctx.session_id, ctx.call_id, ctx.abort.is_set) == ("s1", starts[-1].id, False)
+        assert (ctx.session_id, ctx.call_id, ctx.abort.is_set()) == ("s1", starts[-1].id, False)
         return ToolResult("rain", details={"diff": "+PRIVATE"})
 
     starts, ends = list[ToolStart](), list[ToolEnd]()

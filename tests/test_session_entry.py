@@ -397,7 +397,7 @@ def test_an_async_loop_that_is_left_cancels_the_run(tmp_path: Path) -> None:
     for way in (leave, cancel_task):
         with serve(LONG) as server, opened(tmp_path / way.__name__, server) as session:
             asyncio.run(way(session))
-            assert session.agent.token.is_set and not session.agent.state.is_streaming
+            assert session.agent.token.is_set() and not session.agent.state.is_streaming
             assert roles(session.messages) == ["user", "assistant"]
 
 
@@ -555,7 +555,7 @@ def test_a_conversation_goes_on_in_another_session(tmp_path: Path) -> None:
 def test_two_sessions_cannot_have_one_conversation(tmp_path: Path) -> None:
     with serve(DONE) as server, opened(tmp_path / "ws", server) as session:
         run(session)
-        with pytest.raises(CoderError, match="is open in another"):
+        with pytest.raises(CoderError, match="is open already in this"):
             opened(tmp_path / "ws", server, resume=session.id)
 
 

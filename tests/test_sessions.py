@@ -427,7 +427,7 @@ def test_after_random_runs_the_list_loaded_is_the_list_in_memory(store: Store, n
             recorder.sync()
             assert not recorder.problem and active(store, session_id) == as_json(recorder.messages)
             assert to_model_messages(store, session_id) == as_json(repair(recorder.messages))
-    for body in model.requests:
+    for body in model.bodies:
         assert_valid(body)
 
 
@@ -665,7 +665,7 @@ def test_a_lock_that_is_removed_while_another_process_opens_it_is_taken_anew(
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", late)
         second = SessionLock(place, "s")
-    with pytest.raises(StoreError, match="open in another process"):
+    with pytest.raises(StoreError, match="open already in this program"):
         SessionLock(place, "s")
     second.release()
     SessionLock(place, "s").release()
@@ -911,6 +911,43 @@ def test_what_an_agent_says_and_does_is_in_its_session(tmp_path: Path) -> None:
             assert contents(again.messages)[-3:] == ["Count.", "one", "added"]
             again.reset()
             assert to_model_messages(store, session_id) == []
+
+
+@pytest.mark.parametrize("name", [":memory:", "sessions.db"])
+def test_a_session_that_is_open_in_this_program_says_so(tmp_path: Path, name: str) -> None:
+    path = name if name == ":memory:" else tmp_path / name
+    with serve(Reply("Hi.")) as server, SessionStore(path) as store:
+        session = store.open()
+        Agent(ChatModel("m", base_url=server.url), session=session).run("Hello.")
+        with pytest.raises(
+            StoreError, match=f"{session.session_id} is open already in this program"
+        ):
+            store.open(session.session_id)
+        with pytest.raises(StoreError, match="is open already in this program"):
+            store.remove(session.session_id)
+        session.close()
+        session.close()
+        with store.open(session.session_id) as again:
+            assert contents(again.messages) == ["Hello.", "Hi."]
+
+
+def test_a_program_lists_finds_names_and_removes_its_sessions(tmp_path: Path) -> None:
+    with serve(Reply("Fine.")) as server, SessionStore(tmp_path / "sessions.db") as store:
+        model = ChatModel("m", base_url=server.url)
+        for city in ("Oslo", "Bergen"):
+            with store.open(directory="/ws") as session:
+                Agent(model, session=session).run(f"How is {city}?")
+        bergen, oslo = store.sessions("/ws")
+        assert (oslo.first, oslo.messages, oslo.model) == ("How is Oslo?", 2, "")
+        store.rename(oslo.id, "the  capital")
+        assert store.find("the cap").title == "the capital"
+        [(found, snippet)] = store.search("bergen")
+        assert (found.id, snippet) == (bergen.id, "How is Bergen?")
+        store.remove("the capital")
+        assert [each.id for each in store.sessions()] == [bergen.id]
+        for change in (lambda: store.remove("the capital"), lambda: store.rename("x", "y")):
+            with pytest.raises(StoreError, match="There is no session"):
+                change()
 
 
 def test_a_run_of_the_loop_is_kept_where_it_is_watched(tmp_path: Path) -> None:

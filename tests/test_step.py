@@ -57,7 +57,7 @@ class Steps:
         return "\n".join(self.shown)
 
     def sent(self, request: int) -> list[dict[str, Any]]:
-        body = self.model.requests[request]
+        body = self.model.bodies[request]
         assert_valid(body)
         return list(body["messages"])
 

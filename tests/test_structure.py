@@ -39,9 +39,8 @@ LAYERS = [
     *("words", "providers", "core", "tools", "permissions", "agent", "sessions", "extend"),
     *("devtools", "session", "doors", "cli", "top"),
 ]
-WORDS = {"coder.types", "coder.events", "coder.abort"}
+WORDS = {"coder.types", "coder.events", "coder.abort", "coder.notebook"}
 SESSION = {
-    "coder.asynchronous",
     "coder.crew",
     "coder.parts",
     "coder.questions",
@@ -199,6 +198,7 @@ def test_what_is_imported_is_what_an_installation_brings() -> None:
         "dotenv": "python-dotenv",
         "mcp_types": "mcp",
         "pydantic": "mcp",
+        "typing_extensions": "openai",  # for type checkers only
         "markdown_it": "rich",
     }
     assert set(declared) == {names.get(module, module) for module in modules}

@@ -224,7 +224,7 @@ def test_an_abort_of_the_parent_ends_the_child_and_both_histories_are_whole(tmp_
     waits = calls_once(("bash", {"command": "touch started; sleep 60"}))
 
     def child(body: Body) -> Reply:
-        return Reply("Fine.") if abort.is_set else waits(body)
+        return Reply("Fine.") if abort.is_set() else waits(body)
 
     def stop() -> None:
         until((tmp_path / "started").exists, "the child works")

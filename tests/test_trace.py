@@ -537,7 +537,7 @@ def test_a_recorded_run_is_repeated_with_the_same_events(tmp_path: Path, file: P
     assert types(events) == types(before)
     errors = [[str(e.error) for e in each if isinstance(e, Retry)] for each in (events, before)]
     assert errors[0] == errors[1] and len(errors[0]) == 2
-    assert model.requests == server.requests and len(server.requests) == 5
+    assert model.bodies == server.requests and len(server.requests) == 5
 
 
 def test_a_script_without_a_server_answers_in_turn_and_then_reports_its_end() -> None:

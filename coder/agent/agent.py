@@ -12,38 +12,47 @@ One run at a time. To run in the background, call `prompt` in a thread of your o
 
 from __future__ import annotations
 
-import copy
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from coder.abort import Abort
-from coder.agent.state import CALLBACKS, AgentState, Mode, Queue, Record, call_back
+from coder.agent.state import (
+    AgentState,
+    Functions,
+    Mode,
+    Prompt,
+    Queue,
+    Record,
+    Tools,
+    callbacks_of,
+    chain_hooks,
+    make_toolset,
+    messages_of,
+)
 from coder.ai import ChatModel, Model
+from coder.arguments import Schema
 from coder.events import Event, Events, drain
-from coder.history import image_part, user
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.loop import run_loop, unanswerable
 from coder.providers.errors import RetryPolicy
 from coder.providers.request import REASONING_BUDGETS
-from coder.toolset import Tool, Toolset
-from coder.types import Limits, Message, Reasoning, RunResult, T
+from coder.types import Budget, Limits, Message, Reasoning, RunResult, T, V
 
-Tools = Toolset | Iterable[Tool | Callable[..., Any]]
-Prompt = str | Message | Sequence[Message]
+if TYPE_CHECKING:
+    from coder.agent.structured import StructuredAnswer
 
 
 class Agent:
     """A model, its tools and a conversation.
 
     `model`: a name (then it is a ChatModel, and `base_url`, `api_key` and `reasoning_budgets` are
-    its) or anything with the `stream` of Model. Further keywords are hooks, by the names of Hooks
-    (`before_tool_call=...`), and callbacks: `on_text(text)`, `on_tool_call(event)`,
-    `on_tool_result(event)`, `on_step_finish(event)`, `on_response(message)`, `on_compacted(event)`.
+    its) or anything with the `stream` of Model. `functions` are hooks (`before_tool_call=...`) and
+    callbacks (`on_text=...`).
     `reasoning_budgets`: tokens of the reasoning levels. `max_steps` is short for that of `limits`.
     `max_retry_delay`: seconds; if a server asks for a longer wait, the run fails at once; 0 is no
     limit, None that of `retry`. `session`: what a SessionStore has opened; its messages are the
@@ -85,7 +94,7 @@ class Agent:
         session_id: str = "",
         cwd: str | Path | None = None,
         session: Record | None = None,
-        **functions: Callable[..., Any] | None,
+        **functions: Unpack[Functions],
     ) -> None:
         self._make_named: Callable[[str], Model] | None = None
         if isinstance(model, str):
@@ -94,7 +103,7 @@ class Agent:
             )
         if session and not session_id:
             session_id = session.session_id
-        toolset = _make_toolset(tools, cwd, session_id)
+        toolset = make_toolset(tools, cwd, session_id)
         self.state = AgentState(self._make_model(model), system, reasoning, toolset, list(messages))
         self.limits = limits
         if max_steps is not None:
@@ -119,31 +128,15 @@ class Agent:
         session.taken = True
         self.state.messages = session.messages
 
-    def _chain_hooks(
-        self, hooks: Hooks | Sequence[Hooks], functions: Mapping[str, Callable[..., Any] | None]
-    ) -> HookChain:
-        """The hooks of every run: objects, plain functions, the queues.
-
-        Callbacks become subscribers.
-        """
-        objects = [hooks] if isinstance(hooks, Hooks) else hooks
-        if not isinstance(objects, Sequence) or not all(
-            isinstance(hook, Hooks) for hook in objects
-        ):
-            raise TypeError("hooks are objects of the class Hooks; functions go by their names")
-        named = {}
-        for name, function in functions.items():
-            if function is None:
-                continue
-            if name in CALLBACKS:
-                self.subscribe(partial(call_back, function, *CALLBACKS[name]))
-            else:
-                named[name] = function
+    def _chain_hooks(self, hooks: Hooks | Sequence[Hooks], functions: Functions) -> HookChain:
+        """The hooks of every run. Callbacks become subscribers."""
+        for callback in callbacks_of(functions):
+            self.subscribe(callback)
         queues = FunctionHooks(
             get_steering_messages=self.steering.take,
             get_follow_up_messages=self.follow_ups.take,
         )
-        return HookChain(*objects, FunctionHooks(**named), queues)
+        return chain_hooks(hooks, functions, queues)
 
     # -- runs
 
@@ -152,16 +145,17 @@ class Agent:
         prompt: Prompt,
         images: Sequence[dict[str, Any]] = (),
         *,
+        output: type[V] | Schema | None = None,
         abort: Abort | None = None,
-    ) -> RunResult:
+    ) -> RunResult[V]:
         """Run to the end with text, text with images, one message, or several.
 
         An image is {"type": "image", "data": base64, "mimeType": ...}, or the API's image_url part.
-        `abort` is the run's token, if it may be set before this is called (for example if another
-        thread has yet to call it). Raises RuntimeError during a run: then use `steer` or
-        `follow_up`.
+        `output` is the form of the answer (structured.py): a pydantic model, a dataclass, a
+        TypedDict, or the JSON schema of an object. `abort` is the run's token, if it may be set
+        before this is called. Raises RuntimeError during a run: use `steer` or `follow_up`.
         """
-        return drain(self.stream(prompt, images, abort=abort))
+        return drain(self.stream(prompt, images, output=output, abort=abort))
 
     run = prompt
 
@@ -170,26 +164,28 @@ class Agent:
         prompt: Prompt,
         images: Sequence[dict[str, Any]] = (),
         *,
+        output: type[V] | Schema | None = None,
         abort: Abort | None = None,
-    ) -> Events[RunResult]:
-        """`prompt` as a generator of events, which returns the RunResult; it begins at `next`."""
+        budget: Budget | None = None,
+    ) -> Events[RunResult[V]]:
+        """`prompt` as a generator of events, which returns the RunResult; it begins at `next`.
+
+        `budget` counts the run's steps, instead of `limits`.
+        """
+        form: StructuredAnswer | None = None
+        if output is not None:
+            from coder.agent.structured import StructuredAnswer  # late: few runs need it
+
+            form = StructuredAnswer(output)
         token = self._begin(abort)  # first: to read the prompt may take a while
-        if isinstance(prompt, str):
-            parts = [{"type": "text", "text": prompt}]
-            parts += [image_part(image) for image in images]
-            messages = [user(parts if images else prompt)]
-        elif isinstance(prompt, dict):
-            messages = [prompt]
-        else:
-            messages = list(prompt)
-        return self._run_and_notify(partial(self._start_loop, messages), token)
+        messages = messages_of(prompt, images)
+        start = partial(self._start_loop, messages, form=form, budget=budget)
+        return self._run_and_notify(start, token)
 
     def continue_(self, *, abort: Abort | None = None) -> RunResult:
-        """Go on without a new message: after an error, or with the queued messages (steering
-        first).
+        """Go on without a new message: after an error, or with the queued messages.
 
-        Raises ValueError if there is nothing to go on with: no message, or the last message is a
-        finished answer.
+        Raises ValueError if there is nothing to go on with: no message, or a finished answer.
         """
         token = self._begin(abort)
         problem = drain(unanswerable(self.state.messages, self.hooks))
@@ -242,7 +238,13 @@ class Agent:
                 self.state.pending_tool_calls.clear()
                 self._idle.notify_all()
 
-    def _start_loop(self, prompts: list[Message], abort: Abort) -> Events[RunResult]:
+    def _start_loop(
+        self,
+        prompts: list[Message],
+        abort: Abort,
+        form: StructuredAnswer | None = None,
+        budget: Budget | None = None,
+    ) -> Events[RunResult]:
         state = self.state
         run = run_loop(
             state.messages,
@@ -250,12 +252,15 @@ class Agent:
             state.tools,
             prompt=prompts,
             system=state.system,
-            hooks=self.hooks,
+            hooks=HookChain(self.hooks, form) if form else self.hooks,
             reasoning=state.reasoning,
             limits=self.limits,
             retry=self.retry,
             abort=abort,
+            budget=budget,
         )
+        if form:
+            run = form.watch(run)
         if self.session is None:
             return run
         self.session.messages = state.messages
@@ -361,7 +366,7 @@ class Agent:
         return model
 
     def set_tools(self, tools: Tools) -> None:
-        self.state.tools = _make_toolset(tools, self.state.tools.cwd, self.session_id)
+        self.state.tools = make_toolset(tools, self.state.tools.cwd, self.session_id)
 
     @property
     def max_retry_delay(self) -> float:
@@ -389,12 +394,3 @@ class Agent:
         self.steering.clear()
         self.follow_ups.clear()
         self.state.error = None
-
-
-def _make_toolset(tools: Tools, cwd: str | Path | None, session_id: str) -> Toolset:
-    """A set of one agent's own: `tools` may be shared with agents that have other sessions."""
-    if not isinstance(tools, Toolset):
-        return Toolset(tools, cwd=cwd, session_id=session_id)
-    own = copy.copy(tools)
-    own.session_id = own.session_id or session_id
-    return own

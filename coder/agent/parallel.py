@@ -80,7 +80,7 @@ def _take_until_aborted(outputs: Outputs, abort: Abort) -> Iterator[tuple[int, O
     """Take what the workers put, until GRACE after an abort."""
     deadline: float | None = None
     while deadline is None or time.monotonic() <= deadline:
-        if abort.is_set and deadline is None:
+        if abort.is_set() and deadline is None:
             deadline = time.monotonic() + GRACE
         with contextlib.suppress(queue.Empty):
             yield outputs.get(timeout=TICK)

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypedDict
 
 from coder import events
+from coder.abort import Abort
 from coder.ai import Model
-from coder.events import Event, Events
-from coder.history import user
-from coder.toolset import Toolset
-from coder.types import Aborted, Message, ModelError, Reasoning, RunResult
+from coder.events import Event, Events, Outcome
+from coder.history import image_part, user
+from coder.hooks import FunctionHooks, HookChain, Hooks
+from coder.toolset import Tool, ToolContext, Toolset
+from coder.types import (
+    Aborted,
+    Completion,
+    Message,
+    ModelError,
+    Reasoning,
+    Request,
+    RunResult,
+    ToolCall,
+    ToolResult,
+    Trigger,
+    Usage,
+)
 
 Mode = Literal["one-at-a-time", "all"]
+Tools = Toolset | Iterable[Tool | Callable[..., Any]]
+Prompt = str | Message | Sequence[Message]
 
 # Callbacks for those who want no events, by keyword: the event, and its field or "" for itself
 CALLBACKS: dict[str, tuple[type[Event], str]] = {
@@ -25,6 +44,29 @@ CALLBACKS: dict[str, tuple[type[Event], str]] = {
     "on_response": (events.MessageEnd, "message"),  # the model's messages only
     "on_compacted": (events.Compacted, ""),
 }
+
+
+class Functions(TypedDict, total=False):
+    """Hooks as plain functions, by the names of Hooks, and callbacks; None is none."""
+
+    on_run_start: Callable[[Abort], Outcome[None]] | None
+    before_llm_call: Callable[[Request], Outcome[None]] | None
+    after_llm_call: Callable[[Completion], Outcome[None]] | None
+    before_tool_call: Callable[[ToolCall, ToolContext], Outcome[ToolResult | None]] | None
+    after_tool_call: Callable[[ToolCall, ToolResult], Outcome[ToolResult | None]] | None
+    transform_context: Callable[[list[Message], Abort], Outcome[list[Message]]] | None
+    convert_to_llm: Callable[[list[Message]], Outcome[list[Message]]] | None
+    get_api_key: Callable[[], Outcome[str | None]] | None
+    get_steering_messages: Callable[[], Outcome[Sequence[Message]]] | None
+    get_follow_up_messages: Callable[[], Outcome[Sequence[Message]]] | None
+    on_length: Callable[[list[Message], Trigger, Usage, Abort], Outcome[bool]] | None
+    on_doom_loop: Callable[[events.DoomLoop], Outcome[bool]] | None
+    on_text: Callable[[str], object] | None
+    on_tool_call: Callable[[events.ToolStart], object] | None
+    on_tool_result: Callable[[events.ToolEnd], object] | None
+    on_step_finish: Callable[[events.StepEnd], object] | None
+    on_response: Callable[[Message], object] | None
+    on_compacted: Callable[[events.Compacted], object] | None
 
 
 @dataclass(slots=True)
@@ -75,6 +117,18 @@ class AgentState:
             self.coming.setdefault(name, []).append(text)
 
 
+def messages_of(prompt: Prompt, images: Sequence[dict[str, Any]]) -> list[Message]:
+    """The messages of a prompt in any of its forms."""
+    if isinstance(prompt, dict):
+        return [prompt]
+    if not isinstance(prompt, str):
+        return list(prompt)
+    if not images:
+        return [user(prompt)]
+    text = {"type": "text", "text": prompt}
+    return [user([text, *[image_part(image) for image in images]])]
+
+
 class Queue(deque[Message]):
     """Messages for the agent, from any thread. `mode`: how many are taken at a time."""
 
@@ -102,6 +156,40 @@ class Record(Protocol):
 
     def watch(self, run: Events[RunResult]) -> Events[RunResult]: ...
     def sync(self) -> None: ...
+
+
+def chain_hooks(
+    hooks: Hooks | Sequence[Hooks],
+    functions: Mapping[str, object],
+    queues: Hooks,
+) -> HookChain:
+    """The hooks of every run: objects, plain functions, the queues."""
+    objects = [hooks] if isinstance(hooks, Hooks) else hooks
+    if not isinstance(objects, Sequence) or not all(isinstance(hook, Hooks) for hook in objects):
+        raise TypeError("hooks are objects of the class Hooks; functions go by their names")
+    named: dict[str, Any] = {}
+    for name, function in functions.items():
+        if function is not None and name not in CALLBACKS:
+            named[name] = function
+    return HookChain(*objects, FunctionHooks(**named), queues)
+
+
+def make_toolset(tools: Tools, cwd: str | Path | None, session_id: str) -> Toolset:
+    """A set of one agent's own: `tools` may be shared with agents that have other sessions."""
+    if not isinstance(tools, Toolset):
+        return Toolset(tools, cwd=cwd, session_id=session_id)
+    own = copy.copy(tools)
+    own.session_id = own.session_id or session_id
+    return own
+
+
+def callbacks_of(functions: Mapping[str, Any]) -> list[Callable[[Event], None]]:
+    """The callbacks among the functions, as subscribers."""
+    callbacks: list[Callable[[Event], None]] = []
+    for name, function in functions.items():
+        if function is not None and name in CALLBACKS:
+            callbacks.append(partial(call_back, function, *CALLBACKS[name]))
+    return callbacks
 
 
 def call_back(

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain, repeat
 from pathlib import Path
@@ -33,9 +33,11 @@ from typing import Any, Literal
 from coder.abort import Abort
 from coder.ai import ChatModel
 from coder.devtools.trace_report import Exchange, read
+from coder.events import Events
 from coder.providers.endpoint import Endpoint
 from coder.providers.errors import classify
-from coder.types import ModelError
+from coder.providers.request import copied
+from coder.types import Completion, ModelError, Request
 
 MODEL = "script"
 Body = dict[str, Any]
@@ -304,15 +306,21 @@ TRACED = {
 class ScriptedModel(ChatModel):
     """A model with given replies.
 
-    `requests` are the bodies it was sent; one request too many is a ModelError. `options` are
-    ChatModel's.
+    `requests` are what it was asked, `bodies` the JSON that a server would have received; one
+    request too many is a ModelError. `options` are ChatModel's.
     """
 
     def __init__(self, replies: Iterable[Reply], name: str = MODEL, **options: Any) -> None:
         address = f"script:{secrets.token_hex(4)}"  # its own: what is learnt is kept by address
         super().__init__(name, base_url=address, **options)
-        self.requests: list[Body] = []
-        self.endpoint = _Player(replies, self.requests)
+        self.requests: list[Request] = []
+        self.bodies: list[Body] = []
+        self.endpoint = _Player(replies, self.bodies)
+
+    def stream(self, request: Request, abort: Abort) -> Events[Completion]:
+        messages = copied(request.messages)  # the run changes them in place
+        self.requests.append(replace(request, messages=messages))
+        return super().stream(request, abort)
 
     @classmethod
     def from_trace(cls, path: str | Path) -> ScriptedModel:
@@ -354,10 +362,10 @@ def _failure(reply: Reply) -> ModelError | None:
 class _Player(Endpoint):
     """An endpoint that plays one reply for each request."""
 
-    def __init__(self, replies: Iterable[Reply], requests: list[Body]) -> None:
+    def __init__(self, replies: Iterable[Reply], bodies: list[Body]) -> None:
         super().__init__("script:", None, {})
         self.replies = iter(replies)
-        self.requests = requests
+        self.bodies = bodies
 
     @contextmanager
     def post(
@@ -369,7 +377,7 @@ class _Player(Endpoint):
         path: str = "",
     ) -> Iterator[Any]:
         body = json.loads(data)
-        self.requests.append(body)
+        self.bodies.append(body)
         end = ModelError("protocol", "the script is at its end, and the run asks for more")
         reply = next(self.replies, Reply(status=0, failure=end))
         abort.wait(reply.hold)

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from coder import events
-from coder.ai import ChatModel
+from coder.ai import ChatModel, Model
 from coder.events import Events, Notice, Returning
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.permissions.redact import Redactor
@@ -79,8 +79,16 @@ class Trace:
         if file >= 0:
             os.close(file)
 
-    def attach(self, model: ChatModel) -> None:
-        """Record what this model sends and receives, from now on."""
+    def attach(self, model: Model) -> Model:
+        """Record what this model sends and receives, from now on.
+
+        Returns the model to use: this one, or another one for it, if it is no ChatModel.
+        """
+        if not isinstance(model, ChatModel):
+            from coder.devtools.traced_model import TracedModel  # late: it is rarely needed
+
+            self.record("model", name=model.name, context_window=model.context_window)
+            return TracedModel(model, self)
         endpoint = model.endpoint
         with suppress(ModelError):  # a key that no header can carry is never sent
             self.hide(endpoint.key_for(None))
@@ -96,6 +104,7 @@ class Trace:
             budgets=dict(model.reasoning_budgets),
         )
         model.tap = self.tap
+        return model
 
     def watch(self, run: Events[RunResult]) -> Events[RunResult]:
         """The same run; its events are recorded before they are passed on, replies afterwards."""

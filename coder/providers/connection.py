@@ -279,7 +279,7 @@ class HttpExchange:
             return
         # What comes after an answer without a body may still be on its way
         is_clean = self.status_code not in NO_BODY and not self._incoming.has_more()
-        if self._is_reusable and is_clean and not self.abort.is_set:
+        if self._is_reusable and is_clean and not self.abort.is_set():
             self.server.keep(sock, self.headers)
         else:
             sock.close()

@@ -172,6 +172,7 @@ WRONG = (
     r"must be one of|should be|invalid value|not (a )?valid|"
     r"(allowed|supported|permitted|expected) (values|one of)|expected one of"
 )
+SCHEMA_WORDS = r"response.?format|json.?schema|response mime|structured output|grammar"
 NO_REASONING = r"does not support (thinking|reasoning)|\bthink value\b"  # Ollama
 NEAR = 120  # characters between a parameter's name and the word that rejects it
 LEARNT: dict[tuple[str, str], set[str]] = {}  # (address, model) -> rejected members
@@ -179,9 +180,29 @@ LEARNT: dict[tuple[str, str], set[str]] = {}  # (address, model) -> rejected mem
 
 def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile) -> str | None:
     """What a rejected request can do without: a member of the body, or of its assistant messages,
-    that the program added and the server's message names as unknown."""
+    that the program added and the server's message names as unknown.
+
+    A schema for the answer goes at last, whatever the message says: it can stand in the prompt.
+    """
     if error.kind != "bad_request":
         return None
+    has_schema = schema_in(sent) is not None
+    if has_schema and re.search(SCHEMA_WORDS, error.message, re.I):
+        return "response_format"
+    named = _named_param(error, sent, profile)
+    return "response_format" if has_schema and named is None else named
+
+
+def schema_in(options: Mapping[str, Any]) -> JsonObject | None:
+    """The JSON schema that the answer has to fit, if one is asked for."""
+    form = options.get("response_format")
+    if isinstance(form, dict) and form.get("type") == "json_schema":
+        schema: JsonObject = form["json_schema"]["schema"]
+        return schema
+    return None
+
+
+def _named_param(error: ModelError, sent: Mapping[str, Any], profile: Profile) -> str | None:
     reasoning = profile.reasoning.keys() & sent.keys()
     candidates = sorted((sent.keys() & DROPPABLE) | reasoning)
     candidates.sort(key=len, reverse=True)  # a name may be a part of another

@@ -16,7 +16,15 @@ from itertools import pairwise
 from typing import Any
 
 from coder.providers.errors import join
-from coder.providers.profiles import BUDGET, EFFORT, EXTRA_MEMBERS, OUTPUT_LIMITS, THINK, Profile
+from coder.providers.profiles import (
+    BUDGET,
+    EFFORT,
+    EXTRA_MEMBERS,
+    OUTPUT_LIMITS,
+    THINK,
+    Profile,
+    schema_in,
+)
 from coder.providers.text import JsonObject, dictionaries, mend, mend_all, text_of
 from coder.types import Message, ModelError, Reasoning, Request
 
@@ -34,6 +42,9 @@ SYSTEM = {"system", "developer"}
 CALL = {"id", "type", "function"}
 JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 NUL = b"\\u0000"
+IN_THIS_FORM = (
+    "Your final answer is one JSON object and nothing else. It has to fit this JSON schema:\n"
+)
 BETWEEN: Message = {"role": "assistant", "content": "Understood."}  # a result and a user message
 
 
@@ -104,7 +115,11 @@ class RequestEncoder:
         # At most one system message is sent, the first
         first = b""
         rest: bytearray | bytes = encoded.data
-        system = mend(join("\n\n", request.system, encoded.rounds[-1].system))
+        form = ""
+        schema = schema_in(request.options)
+        if schema and "response_format" in rejected:
+            form = IN_THIS_FORM + to_json(schema).decode()
+        system = mend(join("\n\n", request.system, form, encoded.rounds[-1].system))
         if system:
             first = to_json({"role": "system", "content": system})
         else:

@@ -193,7 +193,9 @@ class Conversation:
             info = self.recorder.info
             info.model = self.agent.state.model.name
             info.agent = self.agent_name
-        if isinstance(event, events.Nested) and event.session_id:
+        # Another agent, that a tool has run, is in no list: it is not kept
+        kept = self.subagents.children if self.subagents else {}
+        if isinstance(event, events.Nested) and event.session_id in kept:
             self._record_child(event)
         self.recorder(event)
         if self.store.notice:  # a damaged file may be noticed at any moment

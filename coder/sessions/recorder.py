@@ -373,20 +373,30 @@ def _update(db: sqlite3.Connection, table: str, row_id: int, **columns: Any) -> 
 
 
 class SessionStore(Store):
-    """A store for a program of the user's own, which closes what it opened. Raises StoreError."""
+    """A store for a program of the user's own, which closes what it opened. Raises StoreError.
+
+    `which` is the id of a session, its name, or the beginning of either, as `find` takes it.
+    """
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
         self._sessions: list[Recorder] = []
 
-    def open(self, session_id: str = "", *, directory: Path | str = "") -> Recorder:
-        """A conversation that is kept: the one with this id, or beginning of one, or a new one.
+    def rename(self, which: str, title: str) -> None:
+        super().rename(self.find(which).id, title)
+
+    def remove(self, which: str) -> None:
+        """Remove a session and those of its sub-agents, but not its forks."""
+        super().remove(self.find(which).id)
+
+    def open(self, which: str = "", *, directory: Path | str = "") -> Recorder:
+        """A conversation that is kept: an older one, or without a name a new one.
 
         A new one is of `directory`, or of the current folder. Problems go to the logger
         "coder.sessions".
         """
-        if session_id:
-            info = self.find(session_id)
+        if which:
+            info = self.find(which)
         else:
             info = self.create(str(directory or Path.cwd()))
         recorder = Recorder(self, info, tell=log.warning)

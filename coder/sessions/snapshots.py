@@ -206,7 +206,7 @@ class Snapshots:
             self._files.begin_step()
         except ERRORS as error:
             self._switch_off(error)
-        is_aborted = abort is not None and abort.is_set
+        is_aborted = abort is not None and abort.is_set()
         if is_aborted and not self._files.known.is_surveyed:
             self.runs[-1].problem = ABORTED
         elif not self.off:
@@ -219,7 +219,7 @@ class Snapshots:
             seconds = self.patience
             if self._files.known.is_surveyed:
                 seconds = min(seconds, self.reading)
-            is_aborted = abort is not None and abort.is_set
+            is_aborted = abort is not None and abort.is_set()
             if is_aborted or time.monotonic() > self._look_began + seconds:
                 return
             self._first_look.join(0.02)

@@ -19,7 +19,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from coder.history import calls_of, checked_message, now, repair, text_of, tool_message
 from coder.providers.request import copied
@@ -255,28 +255,42 @@ class Store(Database):
 class SessionLock:
     """The single-writer lock of a session, until `release`; the kernel releases it on SIGKILL, too.
 
-    `store` is the path of the database. Raises StoreError if another process has it.
+    `store` is the path of the database. Raises StoreError if the session is open already, in this
+    process or another one.
     """
+
+    _held: ClassVar[set[str]] = set()  # paths, of this process
 
     def __init__(self, store: Path, session_id: str) -> None:
         self._path = store.with_name(f"{store.name}.locks") / session_id
         self._fd = -1
-        if str(store) == MEMORY:
-            return
+        self._name = os.path.realpath(self._path)
+        if str(store) != MEMORY:
+            self._lock_file(session_id)
+        elif self._name in self._held:
+            raise StoreError(f"The session {session_id} is open already in this program.")
+        self._held.add(self._name)
+
+    def _lock_file(self, session_id: str) -> None:
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             while self._fd < 0 or not os.fstat(self._fd).st_nlink:
-                self.release()  # its holder has removed it between opening and locking it
+                self._release_file()  # its holder has removed it between opening and locking it
                 self._fd = os.open(self._path, flags, 0o600)
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._fd)
-            raise StoreError(f"The session {session_id} is open in another process.") from None
+            place = "already in this program" if self._name in self._held else "in another process"
+            raise StoreError(f"The session {session_id} is open {place}.") from None
         except OSError:
             pass  # a file system without locks; or nothing can be written, which is reported then
 
     def release(self) -> None:
+        self._held.discard(self._name)
+        self._release_file()
+
+    def _release_file(self) -> None:
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 if os.fstat(self._fd).st_nlink:

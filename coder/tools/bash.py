@@ -245,7 +245,7 @@ def read_output(
     """
     pipe = Pipe(process)
     while process.poll() is None:
-        is_aborted = abort.is_set  # before the pipe is read: all written until then is in there
+        is_aborted = abort.is_set()  # before the pipe is read: all written until then is in there
         yield pipe.read(0 if is_aborted else TICK)
         if not pipe.is_open:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 LIMITS = tomllib.loads((ROOT / "tests" / "bench" / "ceilings.toml").read_text())
-CORE = "types events abort toolset arguments hooks history ai run model_call tool_calls loop"
+CORE = "types events abort tool_definition toolset arguments hooks history ai run model_call tool_calls loop"
 MANY_DECISIONS = 10
 
 COUNTED_TOKENS = (token.NAME, token.NUMBER, token.STRING, token.OP)

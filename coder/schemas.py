@@ -1,0 +1,334 @@
+"""Type hints as JSON schemas, and JSON values as the Python values that the hints promise.
+
+    kind = kind_of(Person, "tool greet: person")
+    kind.schema                                # what the model is sent
+    kind.take({"name": "Ada"}, "person")       # Person(name="Ada")
+
+Loaded when a hint is not plain (arguments.py knows the plain ones), so by no built-in tool.
+Pydantic is not imported: a class of its models is known by its methods.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NotRequired, Required, Union, get_args, get_origin
+
+from coder.arguments import (
+    PYTHON_TYPES,
+    WAY_OUT,
+    Schema,
+    described,
+    fit,
+    parse_docstring,
+    plain_schema,
+)
+from coder.types import ToolError
+
+FORMATS = {"date": "date", "datetime": "date-time", "time": "time"}  # by the class's name
+MEMBER_MARKS = (Required, NotRequired)  # of a TypedDict
+
+
+class Kind:
+    """What a hint means: a JSON schema, and how a value of it is made."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+
+    def take(self, value: Any, where: str) -> Any:
+        """The Python value of a JSON value. Raises ToolError if it does not fit."""
+        return self._make(fit(value, self.schema, where), where)
+
+    def _make(self, value: Any, where: str) -> Any:
+        return value
+
+
+class Made(Kind):
+    """A value that a function makes of the JSON value: a date, a member of an Enum, a model."""
+
+    def __init__(self, schema: Schema, make: Callable[[Any], Any]) -> None:
+        super().__init__(schema)
+        self.make = make
+
+    def _make(self, value: Any, where: str) -> Any:
+        try:
+            return self.make(value)
+        except Exception as error:  # the class is the user's
+            raise ToolError(f"{where}: {explain(error)}") from None
+
+
+class Items(Kind):
+    """A list, or a tuple of any length."""
+
+    def __init__(self, item: Kind, make: Callable[[list[Any]], Any]) -> None:
+        super().__init__({"type": "array", "items": item.schema})
+        self.item = item
+        self.make = make
+
+    def _make(self, value: list[Any], where: str) -> Any:
+        taken = [self.item.take(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return self.make(taken)
+
+
+class Places(Kind):
+    """A tuple with a kind for each of its places."""
+
+    def __init__(self, places: Sequence[Kind]) -> None:
+        length = len(places)
+        item = one_of([place.schema for place in places])
+        bounds = {"minItems": length, "maxItems": length}
+        super().__init__({"type": "array", "items": item} | bounds)
+        self.places = places
+
+    def _make(self, value: list[Any], where: str) -> tuple[Any, ...]:
+        if len(value) != len(self.places):
+            raise ToolError(f"{where} has to have {len(self.places)} items, not {len(value)}")
+        pairs = enumerate(zip(self.places, value))
+        return tuple([kind.take(item, f"{where}[{index}]") for index, (kind, item) in pairs])
+
+
+class Table(Kind):
+    """A dictionary with values of one kind."""
+
+    def __init__(self, item: Kind) -> None:
+        super().__init__({"type": "object", "additionalProperties": item.schema})
+        self.item = item
+
+    def _make(self, value: dict[str, Any], where: str) -> dict[str, Any]:
+        return {name: self.item.take(item, f"{where}.{name}") for name, item in value.items()}
+
+
+class Choice(Kind):
+    """A union. The first kind counts that the value fits as it is; else the first that takes it."""
+
+    def __init__(self, kinds: Sequence[Kind]) -> None:
+        super().__init__(one_of([kind.schema for kind in kinds]))
+        self.kinds = kinds
+
+    def take(self, value: Any, where: str) -> Any:
+        problems = []
+        for kind in sorted(self.kinds, key=lambda kind: not _is_of(value, kind.schema)):
+            try:
+                return kind.take(value, where)
+            except ToolError as error:
+                problems.append(str(error))
+        raise ToolError("; or ".join(problems))
+
+
+class Fields(Kind):
+    """A dataclass or a TypedDict: an object with a kind for each member."""
+
+    def __init__(self, members: Mapping[str, Kind], schema: Schema, make: Any) -> None:
+        super().__init__(schema)
+        self.members = members
+        self.make = make
+
+    def _make(self, value: dict[str, Any], where: str) -> Any:
+        taken = {}
+        for name, member in value.items():
+            taken[name] = self.members[name].take(member, f"{where}.{name}")
+        try:
+            return self.make(**taken)
+        except Exception as error:  # of a __post_init__
+            raise ToolError(f"{where}: {explain(error)}") from None
+
+
+def one_of(schemas: Sequence[Schema]) -> Schema:
+    """The schema of what fits any of these."""
+    different = [each for index, each in enumerate(schemas) if each not in schemas[:index]]
+    return different[0] if len(different) == 1 else {"anyOf": different}
+
+
+def _is_of(value: Any, schema: Schema) -> bool:
+    """Has the JSON value the type of the schema, without a conversion?"""
+    if schema.get("type") == "number":
+        return type(value) in (int, float)
+    kind = PYTHON_TYPES.get(str(schema.get("type")))
+    return kind is not None and type(value) is kind
+
+
+def explain(error: Exception) -> str:
+    """What is wrong, in one line; an error of pydantic has a list of it."""
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return str(error)
+    lines = []
+    for each in errors():
+        place = ".".join([str(part) for part in each["loc"]])
+        lines.append(f"{place}: {each['msg']}" if place else each["msg"])
+    return "; ".join(lines)
+
+
+# ---- from a hint to a kind -----------------------------------------------------------------------
+
+
+def kind_of(hint: Any, where: str) -> Kind:
+    """Raises TypeError for a hint that no JSON schema can express, with the way out."""
+    try:
+        return _read(hint, where)
+    except RecursionError:
+        raise TypeError(f"{where}: {_name(hint)} contains itself. {WAY_OUT}") from None
+
+
+def _read(hint: Any, where: str) -> Kind:
+    plain = plain_schema(hint)
+    if plain is not None:
+        return Kind(plain)
+    for read in READERS:
+        kind = read(hint, where)
+        if kind is not None:
+            return kind
+    raise TypeError(f"{where} has the hint {_name(hint)}, which is no JSON. {WAY_OUT}")
+
+
+def _name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def _read_any(hint: Any, where: str) -> Kind | None:
+    return Kind({}) if hint in (Any, object) else None
+
+
+def _read_wrapped(hint: Any, where: str) -> Kind | None:
+    """Annotated[X, "text"]; Required and NotRequired, which say nothing about a value."""
+    if get_origin(hint) is Annotated:
+        kind = _read(get_args(hint)[0], where)
+        kind.schema = kind.schema | described(hint)
+        return kind
+    if get_origin(hint) in MEMBER_MARKS:
+        return _read(get_args(hint)[0], where)
+    return None
+
+
+def _read_union(hint: Any, where: str) -> Kind | None:
+    if get_origin(hint) not in (Union, types.UnionType):
+        return None
+    return Choice([_read(each, where) for each in get_args(hint)])
+
+
+def _read_null(hint: Any, where: str) -> Kind | None:
+    return Kind({"type": "null"}) if hint is types.NoneType else None
+
+
+def _read_container(hint: Any, where: str) -> Kind | None:
+    """list[X], tuple[X, ...], tuple[X, Y], dict[str, X]."""
+    arguments = get_args(hint)
+    match get_origin(hint):
+        case builtin if builtin is list:
+            return Items(_read(arguments[0], where), list)
+        case builtin if builtin is tuple and arguments[1:] == (...,):
+            return Items(_read(arguments[0], where), tuple)
+        case builtin if builtin is tuple:
+            return Places([_read(each, where) for each in arguments])
+        case builtin if builtin is dict and arguments[0] is str:
+            return Table(_read(arguments[1], where))
+    return None
+
+
+def _read_enum(hint: Any, where: str) -> Kind | None:
+    """A member goes by its value."""
+    if not (isinstance(hint, type) and issubclass(hint, enum.Enum)):
+        return None
+    values = [member.value for member in hint]
+    schema = plain_schema(typing.Literal[*values])
+    if schema is None:
+        raise TypeError(f"{where}: the values of {_name(hint)} are not all text, or all numbers")
+    return Made(schema, hint)
+
+
+def _read_time(hint: Any, where: str) -> Kind | None:
+    """date, datetime and time, in the form of ISO 8601."""
+    if not (isinstance(hint, type) and hasattr(hint, "fromisoformat")):
+        return None
+    schema = {"type": "string", "format": FORMATS.get(hint.__name__, "date-time")}
+    return Made(schema, hint.fromisoformat)
+
+
+def _read_model(hint: Any, where: str) -> Kind | None:
+    """A model of pydantic."""
+    if not hasattr(hint, "model_json_schema"):
+        return None
+    schema = hint.model_json_schema()
+    inlined = _inlined(schema, schema.get("$defs", {}))
+    # As JSON: in strict mode a model takes a date as text from there alone
+    return Made(inlined, lambda value: hint.model_validate_json(json.dumps(value)))
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Schema]) -> Any:
+    """A schema without references, which not every server follows, and without titles."""
+    if isinstance(schema, list):
+        return [_inlined(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: Schema = {}
+    for name, value in schema.items():
+        if name == "$ref":
+            made |= _inlined(definitions[value.rpartition("/")[2]], definitions)
+        elif name != "$defs" and not (name == "title" and isinstance(value, str)):
+            made[name] = _inlined(value, definitions)
+    return made
+
+
+def _read_dataclass(hint: Any, where: str) -> Kind | None:
+    if not (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
+        return None
+    names = []
+    required = []
+    for field in dataclasses.fields(hint):
+        if not field.init:
+            continue
+        names.append(field.name)
+        if field.default is field.default_factory is dataclasses.MISSING:
+            required.append(field.name)
+    return _fields(hint, names, required, where)
+
+
+def _read_typed_dict(hint: Any, where: str) -> Kind | None:
+    # By its members: typing_extensions has a class of its own
+    if not hasattr(hint, "__required_keys__"):
+        return None
+    hints = typing.get_type_hints(hint, include_extras=True)
+    required = []
+    for name, member in hints.items():
+        mark = get_origin(member)  # first: the class does not see it in an annotation that is text
+        if mark is Required or (mark is not NotRequired and name in hint.__required_keys__):
+            required.append(name)
+    return _fields(hint, list(hints), required, where)
+
+
+def _fields(hint: type, names: Sequence[str], required: list[str], where: str) -> Fields:
+    """The kind of a class with these members; what they mean is in its docstring, or Annotated."""
+    hints = typing.get_type_hints(hint, include_extras=True)
+    _, texts = parse_docstring(hint.__doc__ or "", names)
+    members = {}
+    properties = {}
+    for name in names:
+        members[name] = _read(hints[name], f"{where}.{name}")
+        properties[name] = members[name].schema
+        if name in texts:
+            properties[name] = properties[name] | {"description": texts[name]}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+    return Fields(members, schema, hint)
+
+
+READERS: Sequence[Callable[[Any, str], Kind | None]] = (
+    _read_any,
+    _read_wrapped,
+    _read_union,
+    _read_null,
+    _read_container,
+    _read_enum,
+    _read_time,
+    _read_model,
+    _read_dataclass,
+    _read_typed_dict,
+)
