@@ -32,6 +32,8 @@ def reply_by_prompt(body: Body) -> Reply:
         return Reply("I **write** it.", calls=[write, command])
     if "outside" in words and not has_results:  # two questions: the folder, and the secrets in it
         return Reply(calls=[("read", {"path": "../home/.env"})])
+    if "environment" in words and not has_results:
+        return Reply(calls=[("bash", {"command": "env"})])
     if "colour" in words and not has_results:
         question = {"question": "Which one?", "options": ["red", "blue"]}
         return Reply(calls=[("ask_user", question)])

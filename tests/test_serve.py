@@ -118,6 +118,14 @@ def test_a_question_of_the_model_is_listed_and_answered(served: Served) -> None:
     assert served.get("/question") == []
 
 
+def test_commands_do_not_get_the_token(served: Served) -> None:
+    session = served.new()
+    served.prompt(session, "environment")
+    served.finish(session)
+    answer = served.texts(session)[-1]
+    assert "HOME=" in answer and TOKEN not in answer
+
+
 def test_an_abort_ends_the_run_also_at_its_very_beginning(served: Served) -> None:
     session = served.new()
     with served.events(f"/session/{session}/event") as events:
