@@ -89,7 +89,9 @@ class Browser:
 
 class Page:
     def __init__(self, browser: Browser, target: str, session: str) -> None:
-        self.browser, self.target, self.session = browser, target, session
+        self.browser = browser
+        self.target = target
+        self.session = session
 
     def call(self, method: str, **parameters: Any) -> Any:
         return self.browser.call(method, self.session, **parameters)
@@ -117,7 +119,10 @@ class Page:
         place = self.value(
             f"{element}.scrollIntoView(), {element}.getBoundingClientRect().toJSON()"
         )
-        where = {"x": place["x"] + place["width"] / 2, "y": place["y"] + place["height"] / 2}
+        where = {
+            "x": place["x"] + place["width"] / 2,
+            "y": place["y"] + place["height"] / 2,
+        }
         for count in range(1, times + 1):
             for kind in ("mousePressed", "mouseReleased"):
                 button = {"button": "left", "clickCount": count}

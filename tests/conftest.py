@@ -31,13 +31,15 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
 # Otherwise hundreds of child processes would compile the package, each for itself
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# The same examples each time: a test that fails is caused by the change before it (docs/contributing.md)
+# The same examples each time: a test that fails is caused by the change before it
+# (docs/contributing.md)
 settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True, scope="session")
 def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Put temporary files into the tests' folders: tests/terminal.py takes what is left in /tmp for a fault."""
+    """Put temporary files into the tests' folders: tests/terminal.py takes what is left in /tmp for
+    a fault."""
     with pytest.MonkeyPatch.context() as patch:
         folder = str(tmp_path_factory.mktemp("temp"))
         patch.setenv("TMPDIR", folder)
@@ -112,7 +114,8 @@ def repository(ws: Path) -> Path:
 
 
 def pytest_xdist_auto_num_workers() -> int | None:
-    """For `-n auto`: tests wait for clocks and processes half of their time, so two workers per core."""
+    """For `-n auto`: tests wait for clocks and processes half of their time, so two workers per
+    core."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # xdist reads it
     return max(1, 2 * (os.cpu_count() or 1))
@@ -124,7 +127,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.user_properties.append(("cases", ids))
 
 
-# ---- summaries -------------------------------------------------------------------------------------------
+# ---- summaries -----------------------------------------------------------------------------------
 
 
 def share(outcomes: Iterable[bool]) -> str:
@@ -138,7 +141,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     right: dict[str, bool] = defaultdict(lambda: True)
     for outcome in ("passed", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):
-            for case in dict(getattr(report, "user_properties", ())).get("cases", ()):
+            for case in dict(getattr(report, "user_properties", ())).get(
+                "cases",
+                (),
+            ):
                 right[case] &= outcome == "passed"
     if not right:
         return

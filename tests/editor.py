@@ -1,4 +1,5 @@
-"""An editor for the tests of `coder acp`: a client of the official package, and the program that it starts."""
+"""An editor for the tests of `coder acp`: a client of the official package, and the program that it
+starts."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def once(title: str, options: list[schema.PermissionOption]) -> str:
 
 
 class Editor:
-    """What it was shown and asked, by session; how it answers; its unsaved texts. `connection`: to the program."""
+    """What it was shown and asked, by session; how it answers; its unsaved texts. `connection`: to
+    the program."""
 
     def __init__(self, home: Path, server: ScriptedServer, **offers: Any) -> None:
         self.home = home
@@ -72,10 +74,23 @@ class Editor:
 
     def open(self, folder: Path, **more: Any) -> str:
         folder.mkdir(exist_ok=True)
-        return str(self.run(self.connection.new_session(str(folder), **more)).session_id)
+        return str(
+            self.run(
+                self.connection.new_session(
+                    str(folder),
+                    **more,
+                )
+            ).session_id
+        )
 
     def load(self, folder: Path, session: str) -> schema.LoadSessionResponse:
-        return self.run(self.connection.load_session(str(folder), session, mcp_servers=[]))
+        return self.run(
+            self.connection.load_session(
+                str(folder),
+                session,
+                mcp_servers=[],
+            )
+        )
 
     def prompt(self, session: str, *words: Any) -> str:
         """One turn; why it stopped."""
@@ -119,7 +134,12 @@ class Editor:
         self, session_id: str, tool_call: Any, options: list[schema.PermissionOption], **_: Any
     ) -> schema.RequestPermissionResponse:
         title = str(tool_call.title)
-        self.asked.append((title, {option.option_id: option.name for option in options}))
+        self.asked.append(
+            (
+                title,
+                {option.option_id: option.name for option in options},
+            )
+        )
         self.shown.setdefault(session_id, []).append(Asked(tool_call))
         answer = self.choose(title, options)
         while not answer:  # the user is away

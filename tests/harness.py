@@ -1,4 +1,5 @@
-"""What the tests share: running the loop to its end, and the checks that hold after every request."""
+"""What the tests share: running the loop to its end, and the checks that hold after every
+request."""
 
 from __future__ import annotations
 
@@ -49,13 +50,23 @@ def ask(
     chat = ChatModel("m", base_url=server.url, **(model or {}))
     options = {"retry": FAST, "limits": Limits(), "abort": Abort()} | options
     return drive(
-        run_loop([] if messages is None else messages, chat, tools, prompt=prompt, **options), each
+        run_loop(
+            [] if messages is None else messages,
+            chat,
+            tools,
+            prompt=prompt,
+            **options,
+        ),
+        each,
     )
 
 
 def agent_of(server: ScriptedServer, **options: Any) -> Agent:
     """An agent that can add."""
-    return Agent(ChatModel("m", base_url=server.url), **{"tools": [add], "retry": FAST} | options)
+    return Agent(
+        ChatModel("m", base_url=server.url),
+        **{"tools": [add], "retry": FAST} | options,
+    )
 
 
 def sent(server: ScriptedServer, request: int = -1) -> list[Any]:
@@ -118,8 +129,11 @@ def types(events: Sequence[Event]) -> list[str]:
 def assert_valid(body: Body) -> None:
     """What every server asks of a request: each call has one result right behind it, and so on."""
     encoded = json.dumps(body, ensure_ascii=False).encode()  # a lone surrogate fails here
-    assert not re.search(rb"(?<!\\)(\\\\)*\\u0000", encoded) and b"\0" not in encoded
-    messages, seen, position = body["messages"], set[str](), 0
+    assert not re.search(rb"(?<!\\)(\\\\)*\\u0000", encoded)
+    assert b"\0" not in encoded
+    messages = body["messages"]
+    seen = set[str]()
+    position = 0
     while position < len(messages):
         message = messages[position]
         position += 1
@@ -132,7 +146,8 @@ def assert_valid(body: Body) -> None:
         calls = message.get("tool_calls") or []
         assert calls or message.get("content"), f"an empty answer: {message}"
         for call in calls:
-            assert call["id"] and call["id"] not in seen, f"an id twice: {call}"
+            assert call["id"], f"an id twice: {call}"
+            assert call["id"] not in seen, f"an id twice: {call}"
             seen.add(call["id"])
             assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", call["function"]["name"]), call
             assert isinstance(json.loads(call["function"]["arguments"]), dict), call
@@ -140,7 +155,8 @@ def assert_valid(body: Body) -> None:
             assert position < len(messages), f"no result for {call}"
             result = messages[position]
             position += 1
-            assert result["role"] == "tool" and result["tool_call_id"] == call["id"], (call, result)
+            assert result["role"] == "tool", (call, result)
+            assert result["tool_call_id"] == call["id"], (call, result)
             assert result["content"], "an empty result"
 
 
@@ -156,13 +172,22 @@ def table(text: str) -> list[list[str]]:
 
 def shell(folder: Path, line: str) -> str:
     """What a line of bash says in a folder."""
-    argv, null = ["bash", "--norc", "-c", line], subprocess.DEVNULL
-    done = subprocess.run(argv, cwd=folder, stdin=null, capture_output=True, text=True, timeout=60)
+    argv = ["bash", "--norc", "-c", line]
+    null = subprocess.DEVNULL
+    done = subprocess.run(
+        argv,
+        cwd=folder,
+        stdin=null,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     return done.stdout.strip()
 
 
 def to_become_links(workspace: Path, outside: Path, text: str) -> Callable[[], None]:
-    """Folders `sub` and `in`, in the workspace and the same outside, each with files `a`; what is returned makes links of the former."""
+    """Folders `sub` and `in`, in the workspace and the same outside, each with files `a`; what is
+    returned makes links of the former."""
     for root in (workspace, outside):
         for name in ("sub", "in/sub"):
             (root / name).mkdir(parents=True)

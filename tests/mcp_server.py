@@ -1,4 +1,5 @@
-"""A server of the official package: `python mcp_server.py [ignores | fd NUMBER]`; without a word on stdio."""
+"""A server of the official package: `python mcp_server.py [ignores | fd NUMBER]`; without a word on
+stdio."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ class Odd(MCPServer):
 
     async def list_tools(self) -> list[Tool]:
         tools = await super().list_tools()
-        tools[0].input_schema |= {"anyOf": [{"required": ["a"]}], "$schema": "x"}
+        tools[0].input_schema |= {
+            "anyOf": [{"required": ["a"]}],
+            "$schema": "x",
+        }
         return tools
 
 

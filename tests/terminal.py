@@ -1,9 +1,11 @@
-"""The program in a real pseudo-terminal, or as a child with pipes, and the checks that hold after every test of it.
+"""The program in a real pseudo-terminal, or as a child with pipes, and the checks that hold after
+every test of it.
 
-The checks, which hold whatever a session did: every request that was made is valid; no process of the session is
-left; the terminal is as it was; no file was made outside the workspace and the home, and nothing was left in the folder for
-temporary files; the key is in no file and in no byte of output; no traceback. A process of a session is known by a variable
-in its environment, which all its children inherit.
+The checks, which hold whatever a session did: every request that was made is valid; no process of
+the session is left; the terminal is as it was; no file was made outside the workspace and the home,
+and nothing was left in the folder for temporary files; the key is in no file and in no byte of
+output; no traceback. A process of a session is known by a variable in its environment, which all
+its children inherit.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ ROOT = Path(__file__).parents[1]
 MARK = "CODER_TEST_MARK"
 PATIENCE = 60  # seconds after which something that has to come is given up
 PROMPTLY = 20.0  # seconds: what a fault holds up takes 30 and more, what works takes a tenth; a busy machine stands still for some
-# Behind a run: the title of the window. Readline asks for marked pastes directly before a prompt, not before an echoed entry
+# Behind a run: the title of the window. Readline asks for marked pastes directly before a prompt,
+# not before an echoed entry
 PROMPT = (
     r"\r\n(?:\x1b\][^\x07]*\x07|\x1b\[\?2004[hl]\r?|\r\n)*"
     r"\x1b\[\?2004h(?:(?:[\w-]+ )*> |\x1b\[1m(?:(?:\x1b\[\d+m)*[\w-]+(?:\x1b\[\d+m)* )*❯ \x1b\[0m)"
@@ -41,7 +44,8 @@ PROMPT = (
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
 QUESTION = "why not: "
 PLANNED = "what to change: "  # the end of the question behind a plan
-MARKED, UNMARKED = "\x1b[?2004h", "\x1b[?2004l"
+MARKED = "\x1b[?2004h"
+UNMARKED = "\x1b[?2004l"
 
 
 def until(holds: Callable[[], Any], what: str = "", seconds: float = PATIENCE) -> None:
@@ -86,7 +90,8 @@ def waits(number: int) -> bool:
 
 
 def processes(mark: str) -> dict[int, str]:
-    """The command lines of the living processes that carry a mark, by process id; a zombie is none of them."""
+    """The command lines of the living processes that carry a mark, by process id; a zombie is none
+    of them."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -114,13 +119,16 @@ def gone(mark: str, seconds: float = PROMPTLY) -> None:
 
 
 class Place:
-    """A workspace, a home and a folder for temporary files, and the environment of a session in them."""
+    """A workspace, a home and a folder for temporary files, and the environment of a session in
+    them."""
 
     child: Any = None
 
     def __init__(self, folder: Path, server: ScriptedServer, **more: str) -> None:
         self.server = server
-        self.ws, self.home, self.temp = folder / "ws", folder / "home", folder / "temp"
+        self.ws = folder / "ws"
+        self.home = folder / "home"
+        self.temp = folder / "temp"
         for each in (self.ws, self.home, self.temp):
             each.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -156,7 +164,11 @@ class Place:
     def shell(self, line: str) -> subprocess.CompletedProcess[str]:
         """Run a line of bash with {coder} in it, and check."""
         argv = ["bash", "-c", line.format(coder=f"{sys.executable} -m coder")]
-        options: dict[str, Any] = {"cwd": self.ws, "env": self.environment, "encoding": "utf-8"}
+        options: dict[str, Any] = {
+            "cwd": self.ws,
+            "env": self.environment,
+            "encoding": "utf-8",
+        }
         options |= {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": PATIENCE}
         done = subprocess.run(argv, **options)
         self.check(done.stdout + done.stderr)
@@ -169,7 +181,8 @@ class Place:
                 os.kill(number, signal.SIGKILL)
 
     def outside(self, process: int | str) -> set[Path]:
-        """What lies beside the workspace and the home, and what this process left where the system keeps temporary files."""
+        """What lies beside the workspace and the home, and what this process left where the system
+        keeps temporary files."""
         found = set(Path("/tmp").glob(f"coder-{process}-*"))
         for entry in self.folder.iterdir():
             if entry not in (self.ws, self.home, self.temp):
@@ -178,7 +191,8 @@ class Place:
 
     def check(self, output: str) -> None:
         """What holds after every session."""
-        assert "Traceback" not in output and "Exception ignored" not in output, output
+        assert "Traceback" not in output, output
+        assert "Exception ignored" not in output, output
         assert self.key not in output
         gone(self.mark)
         assert_all_valid(self.server)
@@ -200,9 +214,12 @@ def untouched() -> list[Any]:
 
 
 class Terminal(Place):
-    """The program in a terminal. A context manager: it leaves with Ctrl+D, if the test has not, and checks."""
+    """The program in a terminal. A context manager: it leaves with Ctrl+D, if the test has not, and
+    checks."""
 
-    columns, lines, pattern = 80, 24, PROMPT
+    columns = 80
+    lines = 24
+    pattern = PROMPT
 
     def __init__(self, folder: Path, server: ScriptedServer, *arguments: str, **more: str) -> None:
         super().__init__(folder, server, **more)
@@ -262,8 +279,8 @@ class Terminal(Place):
         self.child.send(f"{text}\r")
 
     def paste(self, text: str, *, marks: bool = True) -> None:
-        """As a terminal does it: a newline is sent as Enter; with marks around all of it where the program has asked for them,
-        and the terminal knows them."""
+        """As a terminal does it: a newline is sent as Enter; with marks around all of it where the
+        program has asked for them, and the terminal knows them."""
         self.settled()
         keys = text.replace("\n", "\r")
         asked = self.output.rfind(MARKED) > self.output.rfind(UNMARKED)
@@ -289,7 +306,8 @@ class Terminal(Place):
         return str(self.child.before)
 
     def ready(self) -> None:
-        """Wait until the prompt takes keys, which is a little after it has been drawn: type one, and take it back."""
+        """Wait until the prompt takes keys, which is a little after it has been drawn: type one,
+        and take it back."""
         self.type("~")
         self.expect("~")
         self.type("\x7f")
@@ -318,7 +336,8 @@ class Terminal(Place):
         return self.prompt()
 
     def not_now(self) -> str:
-        """Wait for the question behind a plan, and leave it open; returns what the screen showed."""
+        """Wait for the question behind a plan, and leave it open; returns what the screen
+        showed."""
         shown = self.expect(PLANNED)
         self.settled()
         self.type("\r")
@@ -391,5 +410,6 @@ class OneShot(Place):
         """Wait for it; returns the exit code."""
         if self.child.returncode is None:
             out, err = self.child.communicate(timeout=PATIENCE)
-            self.out, self.err = out.decode("utf-8"), err.decode("utf-8")
+            self.out = out.decode("utf-8")
+            self.err = err.decode("utf-8")
         return self.child.returncode

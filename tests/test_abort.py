@@ -1,6 +1,8 @@
-"""Stopping: Ctrl+C at the moments of a session in a real terminal, the ways out of the program, and the abort of the library.
+"""Stopping: Ctrl+C at the moments of a session in a real terminal, the ways out of the program, and
+the abort of the library.
 
-After each of them the prompt is back or the program gone, no process is left, and the next request is in order.
+After each of them the prompt is back or the program gone, no process is left, and the next request
+is in order.
 """
 
 from __future__ import annotations
@@ -63,7 +65,10 @@ STUBBORN = "trap 'touch asked' TERM; while :; do sleep 0.01; done"
 
 
 def command(*lines: str, **more: Any) -> Reply:
-    return Reply(calls=[("bash", {"command": line}) for line in lines], **more)
+    return Reply(
+        calls=[("bash", {"command": line}) for line in lines],
+        **more,
+    )
 
 
 def of(role: str, body: Body) -> list[Any]:
@@ -87,14 +92,27 @@ MOMENTS = {  # what the server answers, and what is on the screen before Ctrl+C
     "text": (HALF, "gamma"),
     "arguments": (command("touch PWN # and so much more than fits", cut=3, close="hang"), "bash …"),
     "commands": (command("echo first", f"echo partial; {SLEEP}", "touch PWN"), "│ partial"),
-    "retry": (Reply("busy", status=429, headers={"Retry-After": "60"}), "Attempt 2 in 60 s"),
+    "retry": (
+        Reply("busy", status=429, headers={"Retry-After": "60"}),
+        "Attempt 2 in 60 s",
+    ),
     "question": (command("cp PWN PWN2"), "why not: "),
 }
 
 
-@pytest.mark.case("ABT-01", "ABT-02", "ABT-03", "ABT-04", "ABT-05", "ABT-07", "ABT-09", "INV-13")
+@pytest.mark.case(
+    "ABT-01",
+    "ABT-02",
+    "ABT-03",
+    "ABT-04",
+    "ABT-05",
+    "ABT-07",
+    "ABT-09",
+    "INV-13",
+)
 def test_ctrl_c_at_each_moment_of_a_run_leads_to_the_prompt_and_on(tmp_path: Path) -> None:
-    release, asked = threading.Event(), list[Body]()
+    release = threading.Event()
+    asked = list[Body]()
 
     def script(body: Body) -> Reply:
         asked.append(body)
@@ -103,7 +121,10 @@ def test_ctrl_c_at_each_moment_of_a_run_leads_to_the_prompt_and_on(tmp_path: Pat
         return MOMENTS[moment][0] if moment in MOMENTS else FINE
 
     allowed = ("--allow", "bash:echo *", "--allow", "bash:sleep *", "--allow", "bash:touch *")
-    with ScriptedServer(script) as server, Terminal(tmp_path, server, *allowed) as terminal:
+    with (
+        ScriptedServer(script) as server,
+        Terminal(tmp_path, server, *allowed) as terminal,
+    ):
         for moment, (_, seen) in MOMENTS.items():
             before = len(asked)
             terminal.enter(moment)
@@ -117,7 +138,8 @@ def test_ctrl_c_at_each_moment_of_a_run_leads_to_the_prompt_and_on(tmp_path: Pat
             terminal.ctrl_c()
             with promptly():
                 shown = terminal.prompt()
-                assert "stopped by the user" in shown and "exit -" not in shown, moment
+                assert "stopped by the user" in shown, moment
+                assert "exit -" not in shown, moment
             if moment == "headers":
                 release.set()
             if moment in ("headers", "text"):
@@ -127,10 +149,13 @@ def test_ctrl_c_at_each_moment_of_a_run_leads_to_the_prompt_and_on(tmp_path: Pat
         sent = server.requests[-1]
         assert of("user", sent) == [text for m in MOMENTS for text in (m, f"{m}: and now?")]
         said = of("assistant", sent)
-        assert "alpha beta gamma" in said and said.count("All is well.") == len(MOMENTS) - 1
+        assert "alpha beta gamma" in said
+        assert said.count("All is well.") == len(MOMENTS) - 1
         first, second, third, _ = of("tool", sent)
-        assert first == "first" and "Not run" in third
-        assert "partial" in second and "aborted by the user" in second
+        assert first == "first"
+        assert "Not run" in third
+        assert "partial" in second
+        assert "aborted by the user" in second
         assert "than fits" not in str(sent["messages"]), "of a call that was cut nothing is kept"
         assert not list(terminal.ws.iterdir())
 
@@ -140,7 +165,8 @@ LONG = ("w" * 99 + " ") * 110
 
 @pytest.mark.case("ABT-08")
 def test_ctrl_c_while_a_session_is_shortened_loses_nothing(tmp_path: Path) -> None:
-    release, summaries = threading.Event(), list[Body]()
+    release = threading.Event()
+    summaries = list[Body]()
 
     def script(body: Body) -> Reply:
         if "<conversation>" not in str(body["messages"][-1]["content"]):
@@ -150,7 +176,10 @@ def test_ctrl_c_while_a_session_is_shortened_loses_nothing(tmp_path: Path) -> No
         return Reply("not now", status=500)
 
     small = {"CODER_CONTEXT_WINDOW": "8000"}
-    with ScriptedServer(script) as server, Terminal(tmp_path, server, **small) as terminal:
+    with (
+        ScriptedServer(script) as server,
+        Terminal(tmp_path, server, **small) as terminal,
+    ):
         for words in ("one", "two"):
             terminal.say(words)
         terminal.enter("three")
@@ -188,7 +217,8 @@ def test_ctrl_c_clears_the_line_and_twice_on_an_empty_one_leaves(tmp_path: Path)
 
 
 def test_esc_right_before_a_run_stops_it() -> None:
-    interrupts, abort = Interrupts(), Abort()
+    interrupts = Interrupts()
+    abort = Abort()
     interrupts.escape()
     with interrupts.stopping(abort):
         assert abort.is_set()
@@ -317,7 +347,14 @@ def test_whichever_way_the_program_ends_nothing_is_left_and_the_session_goes_on(
     with serve(command(line)) as server:
         with Terminal(tmp_path, server, "-y") as terminal:
             terminal.enter("hello")
-            terminal.until(lambda: all(map(terminal.running, [*MEMBERS[1:], "sleep 0.01"])))
+            terminal.until(
+                lambda: all(
+                    map(
+                        terminal.running,
+                        [*MEMBERS[1:], "sleep 0.01"],
+                    )
+                )
+            )
             terminal.settled()
             with promptly():
                 way(terminal)
@@ -361,7 +398,8 @@ def test_the_last_resort_leaves_nothing_behind_code_that_lets_nothing_end(tmp_pa
 
 
 def resumed(place: Place, server: ScriptedServer) -> list[str]:
-    """The session of the folder goes on, and its next request is in order; returns the results of tools in it."""
+    """The session of the folder goes on, and its next request is in order; returns the results of
+    tools in it."""
     server.script = lambda body: FINE
     with OneShot(place.folder, server, "-c", "and now?") as run:
         assert run.end() == 0
@@ -373,7 +411,10 @@ def resumed(place: Place, server: ScriptedServer) -> list[str]:
 def test_only_at_the_prompt_does_another_ctrl_c_leave(tmp_path: Path, pause: float) -> None:
     """Pressed twice while a run is under way, it stops the run, however soon the prompt is back."""
     slow = command(f"echo busy; {STUBBORN}")
-    with serve(slow, HALF, FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+    with (
+        serve(slow, HALF, FINE) as server,
+        Terminal(tmp_path, server, "-y") as terminal,
+    ):
         for entry, seen in (("hello", "busy"), ("more", "gamma")):
             terminal.enter(entry)
             terminal.expect(seen)
@@ -445,7 +486,11 @@ def test_ctrl_c_as_soon_as_the_prompt_is_there_is_seen(tmp_path: Path) -> None:
 @pytest.mark.case("ABT-14")
 @pytest.mark.parametrize(
     ("number", "code", "output_format"),
-    [(signal.SIGINT, 130, "text"), (signal.SIGTERM, 143, "json"), (signal.SIGHUP, 129, "text")],
+    [
+        (signal.SIGINT, 130, "text"),
+        (signal.SIGTERM, 143, "json"),
+        (signal.SIGHUP, 129, "text"),
+    ],
 )
 def test_a_signal_to_a_one_shot_run_in_bash_stops_all_of_it_and_is_named(
     tmp_path: Path, number: signal.Signals, code: int, output_format: str
@@ -466,12 +511,17 @@ def test_a_signal_to_a_one_shot_run_in_bash_stops_all_of_it_and_is_named(
             assert run.out == ""
         if number == signal.SIGINT:
             (result,) = resumed(run, server)
-            assert "partial" in result and "aborted by the user" in result
+            assert "partial" in result
+            assert "aborted by the user" in result
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
+)
 def test_a_signal_in_text_ends_events(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    """Also one that does not wake the read, as one that comes between Python's look for signals and a read that blocks.
+    """Also one that does not wake the read, as one that comes between Python's look for signals and
+    a read that blocks.
 
     Here another thread of the process gets it.
     """
@@ -485,7 +535,8 @@ def test_a_signal_in_text_ends_events(tmp_path: Path, number: signal.Signals, co
             run.kill(number)
             with promptly():
                 assert run.end() == code
-        assert '"stop_reason": "aborted"' in run.out.splitlines()[-1] and server.gone == 1
+        assert '"stop_reason": "aborted"' in run.out.splitlines()[-1]
+        assert server.gone == 1
 
 
 # ---- Ctrl+Z ------------------------------------------------------------------------------
@@ -516,7 +567,10 @@ class Shell(Terminal):
 
 
 def test_the_prompt_and_a_question_are_drawn_again_after_fg(tmp_path: Path) -> None:
-    with serve(command("touch made"), FINE) as server, Shell(tmp_path, server) as shell:
+    with (
+        serve(command("touch made"), FINE) as server,
+        Shell(tmp_path, server) as shell,
+    ):
         shell.enter(f"{sys.executable} -m coder")
         Terminal.prompt(shell)
         shell.ready()
@@ -533,7 +587,8 @@ def test_the_prompt_and_a_question_are_drawn_again_after_fg(tmp_path: Path) -> N
         shell.expect("why not: ")
         shell.enter("y")
         shell.expect("All is well.")
-        assert of("user", server.requests[-1]) == ["halolf"] and (shell.ws / "made").exists()
+        assert of("user", server.requests[-1]) == ["halolf"]
+        assert (shell.ws / "made").exists()
         Terminal.prompt(shell)
         shell.ctrl_d()
         shell.expect("$ ")
@@ -545,7 +600,10 @@ def test_the_prompt_and_a_question_are_drawn_again_after_fg(tmp_path: Path) -> N
 def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_back(tmp_path: Path) -> None:
     ticks = "for i in 1 2 3 4 5 6 7 8 9; do sleep 0.5; echo tick $i; done; sleep 300"
     replies = iter([command("sh ticks"), FINE, command("sh ticks")])
-    with serve(lambda body: next(replies)) as server, Shell(tmp_path, server) as shell:
+    with (
+        serve(lambda body: next(replies)) as server,
+        Shell(tmp_path, server) as shell,
+    ):
         (shell.ws / "ticks").write_text(ticks)
         shell.enter(f"{sys.executable} -m coder -y")
         Terminal.prompt(shell)
@@ -605,7 +663,10 @@ def test_ctrl_z_gives_the_terminal_to_the_shell_and_fg_takes_it_back(tmp_path: P
     ids=["headers", "text", "retry", "bash", "a flood"],
 )
 def test_an_abort_ends_a_run(mark: str, tmp_path: Path, reply: Reply, moment: type[Event]) -> None:
-    abort, come, over, messages = Abort(), threading.Event(), threading.Event(), list[Message]()
+    abort = Abort()
+    come = threading.Event()
+    over = threading.Event()
+    messages = list[Message]()
     set_at: list[float] = []
 
     def set_it() -> None:
@@ -621,7 +682,13 @@ def test_an_abort_ends_a_run(mark: str, tmp_path: Path, reply: Reply, moment: ty
     with serve(reply) as server:
         (thread := threading.Thread(target=set_it)).start()
         try:
-            events, result = ask(server, "go", Toolset([bash], cwd=tmp_path), each=each, **options)
+            events, result = ask(
+                server,
+                "go",
+                Toolset([bash], cwd=tmp_path),
+                each=each,
+                **options,
+            )
             ended = time.monotonic()
         finally:
             over.set()
@@ -629,7 +696,8 @@ def test_an_abort_ends_a_run(mark: str, tmp_path: Path, reply: Reply, moment: ty
         until(lambda: moment is not TextDelta or server.gone == 1, "it is closed")
         assert len(server.requests) == 1
     assert ended - set_at[0] < PROMPTLY
-    assert result.stop_reason == "aborted" and isinstance(events[-1], RunEnd)
+    assert result.stop_reason == "aborted"
+    assert isinstance(events[-1], RunEnd)
     assert_valid({"messages": wire_messages(messages)})
     assert not reply.calls or "aborted by the user" in messages[-1]["content"]
     gone(mark)
@@ -646,8 +714,17 @@ def test_an_abort_while_the_connection_is_made() -> None:
             one.connect_ex(server.getsockname())
         model = ChatModel("m", base_url=f"http://127.0.0.1:{server.getsockname()[1]}/v1")
         threading.Timer(0.3, abort.set).start()
-        events, result = drive(run_loop([], model, prompt="go", abort=abort, retry=FAST))
-    assert result.stop_reason == "aborted" and "retry" not in types(events), "it was given up"
+        events, result = drive(
+            run_loop(
+                [],
+                model,
+                prompt="go",
+                abort=abort,
+                retry=FAST,
+            )
+        )
+    assert result.stop_reason == "aborted", "it was given up"
+    assert "retry" not in types(events), "it was given up"
 
 
 # ---- the library: interrupts, consumers that leave --------------------------------------
@@ -660,23 +737,33 @@ def test_a_keyboard_interrupt_in_a_tool_ends_the_run_in_order_and_then_climbs() 
         signal.raise_signal(signal.SIGINT)
         return "never"
 
-    messages, events = list[Message](), list[Event]()
-    with serve(Reply("So:", calls=[("pressed", {}), ("pressed", {})])) as server:
+    messages = list[Message]()
+    events = list[Event]()
+    with serve(
+        Reply(
+            "So:",
+            calls=[("pressed", {}), ("pressed", {})],
+        )
+    ) as server:
         model = ChatModel("m", base_url=server.url)
         run = run_loop(messages, model, [pressed], prompt="go", retry=FAST)
         with pytest.raises(KeyboardInterrupt):
             for event in run:
                 events.append(event)
-    assert isinstance(events[-1], RunEnd) and events[-1].stop_reason == "aborted"
+    assert isinstance(events[-1], RunEnd)
+    assert events[-1].stop_reason == "aborted"
     assert_valid({"messages": wire_messages(messages)})
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
     [start], [end] = all_of(ToolStart, events), all_of(ToolEnd, events)
-    assert start.id == end.id and end.is_error and end.result.content == messages[2]["content"]
+    assert start.id == end.id
+    assert end.is_error
+    assert end.result.content == messages[2]["content"]
 
 
 @pytest.mark.parametrize("moment", ["read", "write"])
 def test_a_signal_that_does_not_wake_a_script_interrupts_it(moment: str) -> None:
-    """One that comes between Python's look for signals and a call that blocks: here another thread gets it."""
+    """One that comes between Python's look for signals and a call that blocks: here another thread
+    gets it."""
     asked = threading.Event()
 
     def begin_an_answer() -> None:
@@ -715,7 +802,8 @@ def test_a_consumer_that_leaves_leaves_none(mark: str, tmp_path: Path, moment: t
     messages: list[Message] = []
     calls = command(f"echo partial; setsid sleep 301 & {SLEEP}", "touch PWN")
     with serve(calls if moment is ToolUpdate else HALF) as server:
-        model, tools = ChatModel("m", base_url=server.url), Toolset([bash], cwd=tmp_path)
+        model = ChatModel("m", base_url=server.url)
+        tools = Toolset([bash], cwd=tmp_path)
         run = run_loop(messages, model, tools, prompt="go", retry=FAST)
         while not isinstance(next(run), moment):
             pass
@@ -727,7 +815,8 @@ def test_a_consumer_that_leaves_leaves_none(mark: str, tmp_path: Path, moment: t
         until(lambda: moment is ToolUpdate or server.gone == 1)
     assert_valid({"messages": wire_messages(messages)})
     if moment is ToolUpdate:
-        assert "partial" in messages[-2]["content"] and "Not run" in messages[-1]["content"]
+        assert "partial" in messages[-2]["content"]
+        assert "Not run" in messages[-1]["content"]
     assert not (tmp_path / "PWN").exists()
 
 
@@ -735,11 +824,17 @@ def test_a_consumer_that_leaves_leaves_none(mark: str, tmp_path: Path, moment: t
 
 
 @pytest.mark.case("ABT-18")
-@pytest.mark.parametrize("rounds", [4, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "rounds",
+    [4, pytest.param(100, marks=pytest.mark.slow)],
+)
 def test_ctrl_c_in_a_large_write_leaves_the_old_or_the_new_one(tmp_path: Path, rounds: int) -> None:
-    """Each round begins with a quick one to its end, which gives the span in which the next is interrupted."""
+    """Each round begins with a quick one to its end, which gives the span in which the next is
+    interrupted."""
     old, new = ((word * 249_999 + "\n") * 2 for word in ("old ", "new "))
-    file, chance, interrupted = tmp_path / "file", random.Random(18), 0
+    file = tmp_path / "file"
+    chance = random.Random(18)
+    interrupted = 0
 
     def write_new(after: float) -> bool:
         """Write, and press Ctrl+C so many seconds later, or never; was it in time?"""
@@ -780,5 +875,12 @@ def test_an_end_while_the_private_folder_is_made_leaves_none(tmp_path: Path) -> 
         "workspace.private_folder()"
     )
     env = os.environ | {"TMPDIR": str(tmp_path)}
-    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 143
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=env,
+            check=False,
+        ).returncode
+        == 143
+    )
     assert os.listdir(tmp_path) == []

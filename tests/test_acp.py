@@ -1,4 +1,5 @@
-"""`coder acp` as an editor meets it: the package's own client, over the program's standard streams."""
+"""`coder acp` as an editor meets it: the package's own client, over the program's standard
+streams."""
 
 from __future__ import annotations
 
@@ -65,7 +66,10 @@ def editor(started: Editor, script: Script) -> Editor:
 @pytest.fixture(scope="module")
 def started_able(script: Script, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
     home = tmp_path_factory.mktemp("home")
-    with ScriptedServer(script) as server, Editor(home, server, fs=FILES) as editor:
+    with (
+        ScriptedServer(script) as server,
+        Editor(home, server, fs=FILES) as editor,
+    ):
         yield editor
 
 
@@ -87,15 +91,27 @@ def away(title: str, options: Any) -> str:
     return ""
 
 
-# ---- a turn ----------------------------------------------------------------------------------------------
+# ---- a turn --------------------------------------------------------------------------------------
 
 
 def test_a_turn_is_shown_as_it_comes(editor: Editor, script: Script, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
-    items = [{"text": "Look", "status": "done"}, {"text": "Change", "status": "in_progress"}]
+    items = [
+        {"text": "Look", "status": "done"},
+        {"text": "Change", "status": "in_progress"},
+    ]
     script.replies = [
-        Reply("I look.", reasoning="It is short.", calls=[("todo", {"items": items})]),
-        Reply(calls=[("read", {"path": "a.txt", "offset": 2}), ("grep", {"pattern": "two"})]),
+        Reply(
+            "I look.",
+            reasoning="It is short.",
+            calls=[("todo", {"items": items})],
+        ),
+        Reply(
+            calls=[
+                ("read", {"path": "a.txt", "offset": 2}),
+                ("grep", {"pattern": "two"}),
+            ]
+        ),
         Reply(calls=commands("touch ran; echo printed")),
         Reply("All is done."),
     ]
@@ -117,7 +133,8 @@ def test_a_turn_is_shown_as_it_comes(editor: Editor, script: Script, tmp_path: P
         ("execute", "bash touch ran; echo printed"),
     ]
     [place] = calls[1].locations
-    assert (place.path, place.line) == (str(tmp_path / "a.txt"), 2)
+    assert place.path == str(tmp_path / "a.txt")
+    assert place.line == 2
     assert [each.status for each in editor.ended(session)] == ["completed"] * 4
     assert editor.results(session)[-1] == "```\nprinted\n```"
     assert (tmp_path / "ran").exists()
@@ -246,7 +263,7 @@ def test_what_comes_with_a_prompt_reaches_the_model(editor: Editor, tmp_path: Pa
     assert image["image_url"]["url"] == f"data:image/png;base64,{PNG}"
 
 
-# ---- questions -------------------------------------------------------------------------------------------
+# ---- questions -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -325,7 +342,7 @@ def test_a_call_that_repeats_itself_is_asked_about(
     assert "in a row" in editor.said(session)
 
 
-# ---- modes and commands ----------------------------------------------------------------------------------
+# ---- modes and commands --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -358,7 +375,8 @@ def test_a_mode_stays_with_a_session_that_is_empty(editor: Editor, tmp_path: Pat
     session = editor.open(tmp_path)
     editor.set_mode(session, "plan")
     modes = editor.load(tmp_path, session).modes
-    assert modes and modes.current_mode_id == "plan"
+    assert modes
+    assert modes.current_mode_id == "plan"
 
 
 def test_commands_and_skills_are_offered_and_used(editor: Editor, tmp_path: Path) -> None:
@@ -436,7 +454,7 @@ def test_a_conversation_is_summed_up(editor: Editor, script: Script, tmp_path: P
     assert editor.said(session) == "We said hello." * 2
 
 
-# ---- cancelling ------------------------------------------------------------------------------------------
+# ---- cancelling ----------------------------------------------------------------------------------
 
 
 def test_a_cancel_ends_an_answer(editor: Editor, script: Script, tmp_path: Path) -> None:
@@ -462,7 +480,12 @@ def test_a_cancel_ends_a_summary(editor: Editor, script: Script, tmp_path: Path)
     editor.prompt(session, "Hello.")
     script.replies = [Reply("word " * 10, close="hang", finish=None)]
     before = len(editor.server.requests)
-    turn = cancelled(editor, session, "/summary", lambda: len(editor.server.requests) > before)
+    turn = cancelled(
+        editor,
+        session,
+        "/summary",
+        lambda: len(editor.server.requests) > before,
+    )
     assert turn == "cancelled"
 
 
@@ -479,7 +502,10 @@ def cancelled(editor: Editor, session: str, words: str, may_begin: Callable[[], 
     return str(editor.run(run()))
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count",
+    [10, pytest.param(100, marks=pytest.mark.slow)],
+)
 def test_no_cancel_is_lost_however_soon_it_comes(
     editor: Editor, script: Script, tmp_path: Path, count: int
 ) -> None:
@@ -498,7 +524,7 @@ def test_no_cancel_is_lost_however_soon_it_comes(
     assert editor.run(run()) == ["cancelled"] * count
 
 
-# ---- sessions --------------------------------------------------------------------------------------------
+# ---- sessions ------------------------------------------------------------------------------------
 
 
 def test_sessions_in_two_folders_keep_their_files_apart(
@@ -508,7 +534,10 @@ def test_sessions_in_two_folders_keep_their_files_apart(
     sessions = [editor.open(folder) for folder in folders]
     script.replies = [
         Reply(
-            calls=[("write", {"path": "made.txt", "content": "made\n"}), *commands("pwd > where")]
+            calls=[
+                ("write", {"path": "made.txt", "content": "made\n"}),
+                *commands("pwd > where"),
+            ]
         ),
         Reply("Done."),
     ]
@@ -553,7 +582,8 @@ def test_a_killed_program_goes_on_with_its_session(tmp_path: Path) -> None:
             assert titles == ["ls", "bash touch begun; sleep 600"]
             assert [each.status for each in editor.ended(session)] == ["completed", "failed"]
             assert editor.prompt(session, "Go on.") == "end_turn"
-        assert sent(server)[1] == "Go." and sent(server)[-1] == "Go on."
+        assert sent(server)[1] == "Go."
+        assert sent(server)[-1] == "Go on."
 
 
 def test_a_closed_session_can_be_loaded_again(editor: Editor, tmp_path: Path) -> None:
@@ -565,14 +595,16 @@ def test_a_closed_session_can_be_loaded_again(editor: Editor, tmp_path: Path) ->
     editor.shown.clear()
     editor.load(tmp_path, session)
     text, image = editor.updates(session, "user_message_chunk")
-    assert (text.content.text, image.content.data) == ("Look.", PNG)
+    assert text.content.text == "Look."
+    assert image.content.data == PNG
 
 
-# ---- unsaved texts ---------------------------------------------------------------------------------------
+# ---- unsaved texts -------------------------------------------------------------------------------
 
 
 def test_unsaved_text_is_read_and_edited(able: Editor, script: Script, tmp_path: Path) -> None:
-    saved, open_file = tmp_path / "saved.txt", tmp_path / "open.txt"
+    saved = tmp_path / "saved.txt"
+    open_file = tmp_path / "open.txt"
     saved.write_bytes(b"one\r\n")
     open_file.write_text("one\n")
     able.unsaved = {str(open_file): "one\ntyped\n", str(saved): "one\n"}
@@ -601,7 +633,10 @@ def test_text_that_is_typed_during_a_question_is_not_overwritten(
     file.write_text("one\n")
     able.unsaved = {str(file): "one\ntyped\n"}
     edit = {"path": "open.txt", "old_string": "typed", "new_string": "changed"}
-    script.replies = [Reply(calls=[("edit", edit)]), Reply("Done.")]
+    script.replies = [
+        Reply(calls=[("edit", edit)]),
+        Reply("Done."),
+    ]
 
     def type_more(title: str, options: Any) -> str:
         able.unsaved[str(file)] += "more\n"
@@ -628,21 +663,35 @@ def test_a_file_that_an_editor_may_not_hold_is_read_from_disk(
     file = tmp_path / "a.txt"
     file.write_bytes(data)
     able.unsaved = {str(file): "typed\n"}
-    script.replies = [Reply(calls=[("read", {"path": "a.txt"})]), Reply("Done.")]
+    script.replies = [
+        Reply(calls=[("read", {"path": "a.txt"})]),
+        Reply("Done."),
+    ]
     session = able.open(tmp_path)
     able.prompt(session, "Go.")
     assert result in able.results(session)[0]
 
 
-# ---- servers of the editor -------------------------------------------------------------------------------
+# ---- servers of the editor -----------------------------------------------------------------------
 
 
 def test_mcp_servers_of_the_editor_are_used(editor: Editor, script: Script, tmp_path: Path) -> None:
     pytest.importorskip("mcp")
     program = str(Path(__file__).with_name("mcp_server.py"))
-    path = schema.EnvVariable(name="PYTHONPATH", value=str(Path(__file__).parents[1]))
-    server = schema.McpServerStdio(name="own", command=sys.executable, args=[program], env=[path])
-    script.replies = [Reply(calls=[("own__add", {"a": 1})]), Reply("Done.")]
+    path = schema.EnvVariable(
+        name="PYTHONPATH",
+        value=str(Path(__file__).parents[1]),
+    )
+    server = schema.McpServerStdio(
+        name="own",
+        command=sys.executable,
+        args=[program],
+        env=[path],
+    )
+    script.replies = [
+        Reply(calls=[("own__add", {"a": 1})]),
+        Reply("Done."),
+    ]
     session = editor.open(tmp_path, mcp_servers=[server])
     editor.prompt(session, "Go.")
     assert editor.asked[0][0] == "mcp: own__add"
@@ -651,7 +700,7 @@ def test_mcp_servers_of_the_editor_are_used(editor: Editor, script: Script, tmp_
     until(lambda: not running(str(editor.home), f"{sys.executable} {program}"), "the server ends")
 
 
-# ---- what goes wrong -------------------------------------------------------------------------------------
+# ---- what goes wrong -----------------------------------------------------------------------------
 
 
 def test_each_wrong_request_is_one_line(editor: Editor, script: Script, tmp_path: Path) -> None:
@@ -667,7 +716,8 @@ def test_each_wrong_request_is_one_line(editor: Editor, script: Script, tmp_path
     ]:
         with pytest.raises(acp.RequestError) as raised:
             editor.run(request)
-        assert message in str(raised.value) and "\n" not in str(raised.value)
+        assert message in str(raised.value)
+        assert "\n" not in str(raised.value)
     assert editor.prompt(session, "Go.") == "end_turn"
 
 
@@ -734,7 +784,8 @@ def test_an_older_protocol_is_one_error(tmp_path: Path) -> None:
     assert (
         message == "the editor speaks version 0 of the protocol, coder speaks 1: update the editor"
     )
-    assert (process.returncode, errors) == (0, "")
+    assert process.returncode == 0
+    assert errors == ""
 
 
 def test_nothing_else_is_written_to_standard_output(tmp_path: Path) -> None:
@@ -751,7 +802,8 @@ def test_nothing_else_is_written_to_standard_output(tmp_path: Path) -> None:
         output, errors = process.communicate(timeout=60)
     for line in [*lines, *output.splitlines()]:
         assert json.loads(line)["jsonrpc"] == "2.0"
-    assert "printed" in errors and "written" in errors
+    assert "printed" in errors
+    assert "written" in errors
 
 
 def test_the_end_of_standard_input_ends_a_run(tmp_path: Path) -> None:
@@ -776,7 +828,13 @@ def test_the_end_of_standard_input_ends_a_run(tmp_path: Path) -> None:
 
 def test_without_the_package_the_way_to_install_it_is_said() -> None:
     code = "import sys; sys.modules['acp'] = None; from coder.cli.main import main; sys.exit(main(['acp']))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert line.startswith("coder: acp needs a package: ") and "[acp]" in line
+    assert line.startswith("coder: acp needs a package: ")
+    assert "[acp]" in line

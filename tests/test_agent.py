@@ -1,4 +1,5 @@
-"""The stateful agent: prompts, queues, subscribers, state. Rows P37 to P56 of what pi-agent-core does."""
+"""The stateful agent: prompts, queues, subscribers, state. Rows P37 to P56 of what pi-agent-core
+does."""
 
 from __future__ import annotations
 
@@ -42,7 +43,13 @@ from tests.harness import (
 )
 from tests.terminal import PATIENCE, promptly, until
 
-TWO = Reply("Let me see.", calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})])
+TWO = Reply(
+    "Let me see.",
+    calls=[
+        ("add", {"a": 1, "b": 2}),
+        ("add", {"a": 3, "b": 4}),
+    ],
+)
 
 
 def test_a_prompt_has_four_forms() -> None:
@@ -51,7 +58,12 @@ def test_a_prompt_has_four_forms() -> None:
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
     one, two = ({"role": "user", "content": text} for text in ("one", "two"))
     with serve(Reply("yes")) as server:
-        for given in (("hi",), ("hi", [image]), (one,), ([one, two],)):
+        for given in (
+            ("hi",),
+            ("hi", [image]),
+            (one,),
+            ([one, two],),
+        ):
             agent_of(server).prompt(*given)
         pictured = [[{"type": "text", "text": "hi"}, part]]
         assert [sent(server, n) for n in range(4)] == [["hi"], pictured, ["one"], ["one", "two"]]
@@ -70,13 +82,16 @@ def test_the_conversation_goes_on_and_can_be_reset() -> None:
         agent.steer("never")
         agent.follow_up("never")
         agent.reset()
-        assert (agent.messages, agent.has_queued_messages) == ([], False)
-        assert (agent.state.system, agent.session_id) == ("Be brief.", "s1")
+        assert agent.messages == []
+        assert agent.has_queued_messages is False
+        assert agent.state.system == "Be brief."
+        assert agent.session_id == "s1"
         kept = [{"role": "user", "content": "old"}]
         agent.replace_messages(kept)
         agent.append_message({"role": "assistant", "content": "news"})
         agent.prompt("three")
-        assert sent(server) == ["Be brief.", "old", "news", "three"] and len(kept) == 1
+        assert sent(server) == ["Be brief.", "old", "news", "three"]
+        assert len(kept) == 1
 
 
 def test_the_setters_count_from_the_next_run() -> None:
@@ -93,10 +108,16 @@ def test_the_setters_count_from_the_next_run() -> None:
                 "n", base_url=second.url, profile=profile, reasoning_budgets=reasoning_budgets
             )
         )
-        assert agent.prompt("two").text == "other" and sent(second)[0] == "New."
-        first, last = server.requests[0], second.requests[0]
-    assert first["reasoning_effort"] == "low" and "tools" in first and "tools" not in last
-    assert (last["model"], last["budget"], last["prompt_cache_key"]) == ("n", 9, "s1")
+        assert agent.prompt("two").text == "other"
+        assert sent(second)[0] == "New."
+        first = server.requests[0]
+        last = second.requests[0]
+    assert first["reasoning_effort"] == "low"
+    assert "tools" in first
+    assert "tools" not in last
+    assert last["model"] == "n"
+    assert last["budget"] == 9
+    assert last["prompt_cache_key"] == "s1"
 
 
 def test_a_stream_that_is_left_leaves_an_agent_that_works() -> None:
@@ -105,10 +126,12 @@ def test_a_stream_that_is_left_leaves_an_agent_that_works() -> None:
         agent = agent_of(server)
         for event in agent.stream("go"):
             if isinstance(event, ToolStart):
-                assert agent.state.is_streaming and agent.state.pending_tool_calls == {event.id}
+                assert agent.state.is_streaming
+                assert agent.state.pending_tool_calls == {event.id}
                 break
         until(lambda: not agent.state.is_streaming)
-        assert agent.wait_for_idle(30) and not agent.state.pending_tool_calls
+        assert agent.wait_for_idle(30)
+        assert not agent.state.pending_tool_calls
         assert agent.prompt("again").text == "fine"
         assert_all_valid(server)
 
@@ -118,7 +141,8 @@ class Slow(list[Message]):
 
     def __init__(self, *messages: Message) -> None:
         super().__init__(messages)
-        self.begun, self.done = threading.Event(), threading.Event()
+        self.begun = threading.Event()
+        self.done = threading.Event()
 
     def __iter__(self) -> Iterator[Message]:
         self.begun.set()
@@ -127,7 +151,8 @@ class Slow(list[Message]):
 
 
 def test_a_cancel_between_the_call_and_the_first_event_stops_that_run_and_no_other() -> None:
-    """From another thread: while the prompt is read, before the first event is taken, with a token before the call."""
+    """From another thread: while the prompt is read, before the first event is taken, with a token
+    before the call."""
     with serve(Reply("yes")) as server, SessionStore(":memory:") as store:
         agent = agent_of(server, session=store.open())
         prompt = Slow(user("one"))
@@ -199,7 +224,8 @@ def test_callbacks_take_the_place_of_events() -> None:
             messages=[user("old"), user("older")],
         )
         agent.prompt("add")
-        assert sent(server, 0) == ["add"] and contents(agent.messages)[0] == "add"
+        assert sent(server, 0) == ["add"]
+        assert contents(agent.messages)[0] == "add"
     assert said[:4] == ["newest", "Let", " me", " see."]
     assert said[4:] == [2, 1, "3", 3, "7", "tool_calls", "Seven.", 0, "stop"]
 
@@ -208,16 +234,32 @@ def test_a_name_is_a_model_and_any_model_will_do() -> None:
     """P01: what lies under the loop can be replaced."""
 
     class Parrot:
-        name, context_window = "parrot", 1000
+        name = "parrot"
+        context_window = 1000
 
         def stream(self, request: Any, abort: Any) -> Any:
             text = request.messages[-1]["content"]
             yield TextDelta(text)
-            return Completion(text, [], "stop", {"role": "assistant", "content": text}, Usage())
+            return Completion(
+                text,
+                [],
+                "stop",
+                {"role": "assistant", "content": text},
+                Usage(),
+            )
 
     assert Agent(Parrot()).run("hello").text == "hello"
     with serve(lambda body: Reply(body["model"])) as server:
-        assert Agent("some-model", base_url=server.url, api_key="k").run("hi").text == "some-model"
+        assert (
+            Agent(
+                "some-model",
+                base_url=server.url,
+                api_key="k",
+            )
+            .run("hi")
+            .text
+            == "some-model"
+        )
 
 
 def test_subscribers_see_every_event_until_they_unsubscribe() -> None:
@@ -238,9 +280,11 @@ def test_an_error_is_kept_until_the_next_run_and_leaves_no_message() -> None:
     with serve(Reply("no such thing", status=400), Reply("fine")) as server:
         agent = agent_of(server)
         assert agent.prompt("hi").stop_reason == "error"
-        assert "no such thing" in str(agent.state.error) and roles(agent.messages) == ["user"]
+        assert "no such thing" in str(agent.state.error)
+        assert roles(agent.messages) == ["user"]
         agent.subscribe(seen.append)
-        assert agent.continue_().text == "fine" and agent.state.error is None
+        assert agent.continue_().text == "fine"
+        assert agent.state.error is None
         assert sent(server, 1) == ["hi"], "nothing is added"
     assert roles([event.message for event in all_of(MessageEnd, seen)]) == ["assistant"]
 
@@ -273,7 +317,8 @@ def test_plain_functions_are_hooks_also_for_roles_of_ones_own() -> None:
 def test_a_list_that_ends_with_a_role_of_ones_own_goes_on_if_the_hook_makes_a_message_of_it() -> (
     None
 ):
-    """In an agent and in the loop, also where it is the only one; on the screen only it is none to answer."""
+    """In an agent and in the loop, also where it is the only one; on the screen only it is none to
+    answer."""
 
     def convert(messages: list[Message]) -> list[Message]:
         shown = ({"role": "user", "content": each["text"]} for each in messages if "text" in each)
@@ -282,14 +327,15 @@ def test_a_list_that_ends_with_a_role_of_ones_own_goes_on_if_the_hook_makes_a_me
     table: Message = {"role": "artifact", "text": "a table"}
     picture: Message = {"role": "artifact", "picture": "for the screen"}
     with serve(Reply("I see.")) as server:
-        for before in ([], [user("look"), {"role": "assistant", "content": "At what?"}]):
+        for before in (
+            [],
+            [user("look"), {"role": "assistant", "content": "At what?"}],
+        ):
             agent = agent_of(server, convert_to_llm=convert, messages=[*before, table])
             assert agent.continue_().text == "I see."
             assert sent(server) == [*contents(before), "a table"]
-            model, hooks = (
-                ChatModel("m", base_url=server.url),
-                FunctionHooks(convert_to_llm=convert),
-            )
+            model = ChatModel("m", base_url=server.url)
+            hooks = FunctionHooks(convert_to_llm=convert)
             messages = [*before, table]
             assert drain(run_loop(messages, model, hooks=hooks)).text == "I see."
             assert messages[:-1] == [*before, table]
@@ -307,20 +353,29 @@ def test_a_list_that_ends_with_a_role_of_ones_own_goes_on_if_the_hook_makes_a_me
 
 def test_a_longer_wait_than_allowed_fails_at_once() -> None:
     """P56."""
-    with serve(Reply("later", status=429, headers={"retry-after": "30"})) as server, promptly():
+    with (
+        serve(Reply("later", status=429, headers={"retry-after": "30"})) as server,
+        promptly(),
+    ):
         agent = agent_of(server, retry=None, max_retry_delay=2)
-        assert agent.prompt("hi").stop_reason == "error" and len(server.requests) == 1
+        assert agent.prompt("hi").stop_reason == "error"
+        assert len(server.requests) == 1
         agent = agent_of(server, max_retry_delay=2)  # beside a policy of one's own
-        assert agent.prompt("hi").stop_reason == "error" and len(server.requests) == 2
+        assert agent.prompt("hi").stop_reason == "error"
+        assert len(server.requests) == 2
         agent = agent_of(server)
         assert agent.max_retry_delay == 60
         agent.max_retry_delay = 1
-        assert agent.prompt("hi").stop_reason == "error" and len(server.requests) == 3
+        assert agent.prompt("hi").stop_reason == "error"
+        assert len(server.requests) == 3
         agent.max_retry_delay = 0
         assert agent.max_retry_delay == math.inf
 
 
-@pytest.mark.parametrize("name", ["max_steps", "model", "tools", "system", "temperature", "limit"])
+@pytest.mark.parametrize(
+    "name",
+    ["max_steps", "model", "tools", "system", "temperature", "limit"],
+)
 def test_an_attribute_that_would_do_nothing_is_refused(name: str) -> None:
     agent = Agent("m", base_url="http://127.0.0.1:9")
     with pytest.raises(AttributeError, match=name):
@@ -332,7 +387,16 @@ def test_an_attribute_that_would_do_nothing_is_refused(name: str) -> None:
 def test_max_steps_is_short_for_that_of_the_limits() -> None:
     with serve(lambda body: Reply(calls=[("add", {"a": len(body["messages"]), "b": 2})])) as server:
         agent = agent_of(server, max_steps=2)
-        assert (agent.run("go").stop_reason, agent.limits.max_steps) == ("max_steps", 2)
-        run = run_loop([], ChatModel("m", base_url=server.url), [add], prompt="go", max_steps=3)
-        assert drive(run)[1].stop_reason == "max_steps" and len(server.requests) == 5
-        assert agent_of(server, max_steps=0).run("go").steps == 0 and len(server.requests) == 5
+        assert agent.run("go").stop_reason == "max_steps"
+        assert agent.limits.max_steps == 2
+        run = run_loop(
+            [],
+            ChatModel("m", base_url=server.url),
+            [add],
+            prompt="go",
+            max_steps=3,
+        )
+        assert drive(run)[1].stop_reason == "max_steps"
+        assert len(server.requests) == 5
+        assert agent_of(server, max_steps=0).run("go").steps == 0
+        assert len(server.requests) == 5

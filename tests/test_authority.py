@@ -1,4 +1,5 @@
-"""Rules, agents and sub-agents on the command line: flags, the user's files, the folder's files, and what a session keeps."""
+"""Rules, agents and sub-agents on the command line: flags, the user's files, the folder's files,
+and what a session keeps."""
 
 from __future__ import annotations
 
@@ -75,7 +76,8 @@ def test_what_is_not_understood_is_one_line_and_the_model_not_asked(place: Place
             (["--agent", "explore"], "there is no agent 'explore'; known: build, plan"),
         ):
             err = once(place, server, *flags, "go", code=2).stderr
-            assert why in err and err.count("\n") == 1
+            assert why in err
+            assert err.count("\n") == 1
             write(place, "permissions.json", "{}")
         assert server.requests == []
 
@@ -84,7 +86,10 @@ def test_what_is_not_understood_is_one_line_and_the_model_not_asked(place: Place
 
 
 def test_a_plan_is_made_without_the_tools_that_change(place: Place) -> None:
-    calls = [("write", {"path": "x", "content": "x"}), *commands("touch made", "ls")]
+    calls = [
+        ("write", {"path": "x", "content": "x"}),
+        *commands("touch made", "ls"),
+    ]
     with serve(Reply("", calls=calls), Reply("The plan.")) as server:
         assert once(place, server, "--plan", "-y", "go").stdout == "The plan.\n"
     assert list(place.ws.iterdir()) == []
@@ -109,7 +114,8 @@ def test_an_agent_of_the_users_own_has_its_prompt_model_and_rules(
         body = server.requests[0]
         assert body["model"] == "other"
         prompt = body["messages"][0]["content"]
-        assert prompt.startswith("You are mine.") and str(place.ws) in prompt
+        assert prompt.startswith("You are mine.")
+        assert str(place.ws) in prompt
         write(place, "agents/plan.md", "---\nmodel: big\n---\n")
         with Terminal(tmp_path, server) as session:
             for entry in ("/model mine", "/plan"):
@@ -186,7 +192,8 @@ def test_a_conversation_goes_on_with_the_agent_it_was_left_with(place: Place) ->
 
 
 def by_role(body: Body) -> Reply:
-    """The parent calls a sub-agent, and continues it where it knows one; the child tells how much it knows."""
+    """The parent calls a sub-agent, and continues it where it knows one; the child tells how much
+    it knows."""
     system, *messages = body["messages"]
     if "another agent" in system["content"]:
         return Reply(f"I know {len(messages)} messages.")
@@ -194,7 +201,10 @@ def by_role(body: Body) -> Reply:
         return Reply(f"It says: {text_of(messages[-1])}")
     known = [{"task_id": task_id(text)} for text in contents(body["messages"], "tool")]
     task = {"description": "count", "prompt": "Count.", "agent": "explore"}
-    return Reply("", calls=[("task", task | (known[0] if known else {}))])
+    return Reply(
+        "",
+        calls=[("task", task | (known[0] if known else {}))],
+    )
 
 
 def task_id(text: str) -> str:

@@ -1,4 +1,5 @@
-"""`coder batch` from outside: one row a task whatever dies, patches that apply, limits, bad input."""
+"""`coder batch` from outside: one row a task whatever dies, patches that apply, limits, bad
+input."""
 
 from __future__ import annotations
 
@@ -101,7 +102,12 @@ def command_of(pid: int) -> bytes:
 def applies(patch: str, project: Path, copy: Path) -> None:
     """The patch makes of the project what the task has made of its folder."""
     subprocess.run(["cp", "-a", project, copy], check=True)
-    subprocess.run(["git", "apply", "-"], cwd=copy, input=patch.encode(), check=True)
+    subprocess.run(
+        ["git", "apply", "-"],
+        cwd=copy,
+        input=patch.encode(),
+        check=True,
+    )
     assert (copy / "old.txt").read_text() == "one\ntwo\n"
     assert (copy / "new.txt").read_text() == "new\n"
     assert not (copy / "gone.txt").exists()
@@ -262,7 +268,15 @@ def priced(tmp_path: Path) -> dict[str, str]:
 
 def test_a_task_that_costs_too_much_is_ended(tmp_path: Path, server: ScriptedServer) -> None:
     tasks = [{"id": "a", "prompt": "x"}]
-    with Place(tmp_path, server, tasks, "--max-cost", "1", *YOLO, **priced(tmp_path)) as place:
+    with Place(
+        tmp_path,
+        server,
+        tasks,
+        "--max-cost",
+        "1",
+        *YOLO,
+        **priced(tmp_path),
+    ) as place:
         assert place.end() == 0, place.err
     [row] = place.rows()
     assert row["stop_reason"] == "max_cost"
@@ -283,7 +297,14 @@ def test_limits_of_all_begin_no_further_task(
 ) -> None:
     tasks = [{"id": f"{number}", "prompt": "x"} for number in range(3)]
     words = ["--workers", "1", *words]
-    with Place(tmp_path, server, tasks, *words, *YOLO, **priced(tmp_path)) as place:
+    with Place(
+        tmp_path,
+        server,
+        tasks,
+        *words,
+        *YOLO,
+        **priced(tmp_path),
+    ) as place:
         assert place.end() == 3
     expected = 0 if "--total-seconds" in words else 1
     assert len(place.rows()) == expected
@@ -401,9 +422,17 @@ def test_a_program_gets_all_rows(
     monkeypatch.setenv("HOME", str(tmp_path))
     results = tmp_path / "results.jsonl"
     seen: list[int] = []
-    first = batch.run([batch.Task("1", "x")], results, flags=["-y"])
+    first = batch.run(
+        [batch.Task("1", "x")],
+        results,
+        flags=["-y"],
+    )
     tasks = [batch.Task("1", "x"), batch.Task("2", "x")]
-    both = batch.run(tasks, results, report=lambda rows: seen.append(len(rows)))
+    both = batch.run(
+        tasks,
+        results,
+        report=lambda rows: seen.append(len(rows)),
+    )
     assert [row["id"] for row in first] == ["1"]
     assert [row["id"] for row in both] == ["1", "2"]
     assert seen == [1, 2]
@@ -412,7 +441,16 @@ def test_a_program_gets_all_rows(
 def test_a_cluster_gives_the_same_rows(tmp_path: Path, server: ScriptedServer) -> None:
     pytest.importorskip("ray")
     tasks = [{"id": f"{number}", "prompt": "x"} for number in range(4)]
-    with Place(tmp_path, server, tasks, "--engine", "ray", "--workers", "2", *YOLO) as place:
+    with Place(
+        tmp_path,
+        server,
+        tasks,
+        "--engine",
+        "ray",
+        "--workers",
+        "2",
+        *YOLO,
+    ) as place:
         assert place.end() == 0, place.err
     assert sorted(row["id"] for row in place.rows()) == ["0", "1", "2", "3"]
 

@@ -1,4 +1,5 @@
-"""Bad servers, group NET of the reliability list: what a failing answer must not do, and when a run gives up."""
+"""Bad servers, group NET of the reliability list: what a failing answer must not do, and when a run
+gives up."""
 
 from __future__ import annotations
 
@@ -54,9 +55,14 @@ NO_JSON = "the stream holds what is no JSON"
 def test_an_answer_that_does_not_come_to_its_end_runs_nothing_and_is_asked_for_a_few_times(
     tmp_path: Path, chunks: Sequence[bytes], code: int, said: str
 ) -> None:
-    with serve(Reply(chunks=chunks)) as server, OneShot(tmp_path, server, "-y", "go") as run:
-        assert run.end() == code and run.out == ""
-        assert len(server.requests) == ATTEMPTS and f"Failed after {ATTEMPTS} errors" in run.err
+    with (
+        serve(Reply(chunks=chunks)) as server,
+        OneShot(tmp_path, server, "-y", "go") as run,
+    ):
+        assert run.end() == code
+        assert run.out == ""
+        assert len(server.requests) == ATTEMPTS
+        assert f"Failed after {ATTEMPTS} errors" in run.err
         assert said in run.err
         assert all(letter.isprintable() or letter == "\n" for letter in run.err), run.err
         assert not list(run.ws.iterdir())
@@ -68,8 +74,10 @@ def test_a_stream_that_falls_silent_is_given_up_at_the_limit(tmp_path: Path) -> 
         serve(Reply("Well, then", cut=2, close="hang"), FINE) as server,
         OneShot(tmp_path, server, "--idle-timeout", "1", "go") as run,
     ):
-        assert run.end() == 0 and run.out == "All is well.\n"
-        assert server.times[1] - server.times[0] >= 1 and "No data for 1 s" in run.err
+        assert run.end() == 0
+        assert run.out == "All is well.\n"
+        assert server.times[1] - server.times[0] >= 1
+        assert "No data for 1 s" in run.err
 
 
 def busy(wait: str) -> Reply:
@@ -78,14 +86,20 @@ def busy(wait: str) -> Reply:
 
 @pytest.mark.case("NET-06")
 @pytest.mark.parametrize(
-    ("wait", "attempts", "code"), [("1", 2, 0), ("999999999", 1, 75), ("nan", ATTEMPTS, 75)]
+    ("wait", "attempts", "code"),
+    [
+        ("1", 2, 0),
+        ("999999999", 1, 75),
+        ("nan", ATTEMPTS, 75),
+    ],
 )
 def test_a_server_that_names_a_wait_is_asked_again_then_or_never(
     tmp_path: Path, wait: str, attempts: int, code: int
 ) -> None:
     replies = [busy(wait), FINE] if code == 0 else [busy(wait)]
     with serve(*replies) as server, OneShot(tmp_path, server, "go") as run:
-        assert run.end() == code and len(server.requests) == attempts
+        assert run.end() == code
+        assert len(server.requests) == attempts
         assert attempts != 1 or "asks to wait 999999999 s" in run.err
         assert code or server.times[1] - server.times[0] >= 1
 
@@ -95,15 +109,24 @@ def test_a_server_that_names_a_wait_is_asked_again_then_or_never(
 def test_what_passes_is_tried_again_with_waits_that_grow(goes_away: bool) -> None:
     def last_words(body: Body) -> Reply:
         server.socket.close()
-        return Reply(chunks=pieces(Reply(calls=[("ls", {})])), close="reset")
+        return Reply(
+            chunks=pieces(Reply(calls=[("ls", {})])),
+            close="reset",
+        )
 
-    passing = [Reply("oops", status=500), Reply("oops", status=503), *[Reply(status=0)] * 3, FINE]
+    passing = [
+        Reply("oops", status=500),
+        Reply("oops", status=503),
+        *[Reply(status=0)] * 3,
+        FINE,
+    ]
     with serve(*([last_words] if goes_away else passing)) as server:
         seen, result = ask(server, retry=RetryPolicy(base=0.01))
         # the first reset comes on a connection that was there, and is asked again at once
         assert len(server.requests) == (1 if goes_away else ATTEMPTS + 1)
     waits = [retry.delay for retry in all_of(Retry, seen)]
-    assert len(waits) == ATTEMPTS - 1 and all(a < b for a, b in pairwise(waits))
+    assert len(waits) == ATTEMPTS - 1
+    assert all(a < b for a, b in pairwise(waits))
     assert ("nothing answers" in result.text) if goes_away else result.text == "All is well."
 
 
@@ -131,8 +154,20 @@ ODD_CALLS: list[tuple[dict[str, Any], str]] = [  # a call, and what its result s
     (odd(7, id=None), "no JSON object"),
     (odd('{"text": "x"}', "", id="a"), "the call had no name"),
     (odd('{"text": "x"}', "fly", id="b"), "there is no tool 'fly'"),
-    *((odd(given, id=f"c{given}"), "say needs text") for given in (None, "null")),
-    *((odd(given, id=f"d{given}"), "no JSON object") for given in ('["x"]', "7")),
+    *(
+        (
+            odd(given, id=f"c{given}"),
+            "say needs text",
+        )
+        for given in (None, "null")
+    ),
+    *(
+        (
+            odd(given, id=f"d{given}"),
+            "no JSON object",
+        )
+        for given in ('["x"]', "7")
+    ),
     (odd("{}", None, id=8), "the call had no name"),
 ]
 
@@ -147,19 +182,27 @@ def say(text: str) -> str:
 
 
 @pytest.mark.case("NET-10")
-@pytest.mark.parametrize("together", [True, False], ids=["in one answer", "one by one"])
+@pytest.mark.parametrize(
+    "together",
+    [True, False],
+    ids=["in one answer", "one by one"],
+)
 def test_a_call_that_is_odd_in_any_way_gets_one_result(together: bool) -> None:
     numbered = [{"index": at, "type": "function"} | call for at, (call, _) in enumerate(ODD_CALLS)]
     answers = [numbered] if together else [[call] for call in numbered]
     chunks = [
-        stream(*(chunk(tool_calls=[call]) for call in calls), chunk("tool_calls"))
+        stream(
+            *(chunk(tool_calls=[call]) for call in calls),
+            chunk("tool_calls"),
+        )
         for calls in answers
     ]
     with serve(*(Reply(chunks=each) for each in chunks), FINE) as server:
         _, result = ask(server, tools=[say])
         assert_all_valid(server)
     results = [message["content"] for message in result.messages if message["role"] == "tool"]
-    assert result.text == "All is well." and len(results) == len(ODD_CALLS)
+    assert result.text == "All is well."
+    assert len(results) == len(ODD_CALLS)
     expected = [said for _, said in ODD_CALLS]
     if together:
         expected[expected.index("say needs text") + 1] = "Same call as above"
@@ -174,7 +217,8 @@ def test_slow_words_without_end_are_ended_by_the_time_limit() -> None:
             if words < 3:
                 seen, result = ask(server, limits=Limits(max_seconds=seconds))
                 words = sum(isinstance(event, TextDelta) for event in seen)
-    assert result.stop_reason == "max_time" and 2 < words < 10_000
+    assert result.stop_reason == "max_time"
+    assert 2 < words < 10_000
     assert result.messages[-1]["content"].startswith("word word")
 
 
@@ -184,7 +228,8 @@ TOO_LONG = Reply("This model's maximum context length is 8192 tokens.", status=4
 
 @pytest.mark.case("NET-15")
 def test_a_context_that_is_always_too_long_is_shortened_once_and_then_said(tmp_path: Path) -> None:
-    too_long, asked = [False], []
+    too_long = [False]
+    asked = []
 
     def script(body: Body) -> Reply:
         summarising = "<conversation>" in str(body["messages"][-1]["content"])
@@ -204,4 +249,5 @@ def test_a_context_that_is_always_too_long_is_shortened_once_and_then_said(tmp_p
             seen = [json.loads(line) for line in run.out.splitlines()]
     assert asked == ["run", "summary", "run", "summary"], "the second attempt shortens nothing"
     assert [event["type"] for event in seen].count("compacted") == 1
-    assert (seen[-1]["stop_reason"], seen[-1]["text"]) == ("length", "Context limit reached.")
+    assert seen[-1]["stop_reason"] == "length"
+    assert seen[-1]["text"] == "Context limit reached."

@@ -30,7 +30,8 @@ READING: dict[str, Any] = {
     "bash": {"ls *": "allow", "echo *": "allow", "cat *": "allow", "git status *": "allow"},
 }
 NO_TOUCH: dict[str, Any] = {"bash": {"*": "allow", "touch *": "deny"}}
-ASKED, DENIED = "no user can be asked here", "a rule denies"
+ASKED = "no user can be asked here"
+DENIED = "a rule denies"
 SCRIPT = "#!/bin/sh\ntouch PWN\n"
 
 
@@ -51,10 +52,23 @@ def prepare(ws: Path) -> Path:
 def repository(ws: Path) -> Path:
     """With a change that `git diff` shows."""
     prepare(ws)
-    clean = {"PATH": os.environ["PATH"], "HOME": str(ws), "GIT_CONFIG_NOSYSTEM": "1"}
+    clean = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(ws),
+        "GIT_CONFIG_NOSYSTEM": "1",
+    }
     user = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for arguments in (["init", "-q"], ["add", "f"], ["commit", "-qm", "one"]):
-        subprocess.run(["git", *user, *arguments], cwd=ws, env=clean, check=True)
+    for arguments in (
+        ["init", "-q"],
+        ["add", "f"],
+        ["commit", "-qm", "one"],
+    ):
+        subprocess.run(
+            ["git", *user, *arguments],
+            cwd=ws,
+            env=clean,
+            check=True,
+        )
     (ws / "f").write_text("other\n")
     return ws
 
@@ -68,8 +82,15 @@ def ran(
     """What a run makes of these commands, or arguments of `bash`: one answer, a call each."""
     arguments = [each if isinstance(each, dict) else {"command": each} for each in commands]
     calls = [("bash", json.dumps(each)) for each in arguments]
-    with serve(Reply(calls=calls), Reply("Done.")) as server, promptly(60):
-        tools, model = Toolset([bash], cwd=ws), {"context_window": 9_000_000}
+    with (
+        serve(
+            Reply(calls=calls),
+            Reply("Done."),
+        ) as server,
+        promptly(60),
+    ):
+        tools = Toolset([bash], cwd=ws)
+        model = {"context_window": 9_000_000}
         ask(server, tools=tools, hooks=permissions, each=each, model=model)
         return results(server)
 
@@ -93,7 +114,7 @@ def check_blocked(ws: Path, commands: list[str], rules: dict[str, Any], text: st
     assert len(found) == len(commands)
 
 
-# ---- one line that is more than it looks -----------------------------------------------------------------
+# ---- one line that is more than it looks ---------------------------------------------------------
 
 LINES = {
     "PRM-01": "ls && touch PWN ¦ ls || touch PWN ¦ ls; touch PWN",
@@ -135,7 +156,8 @@ def test_what_the_users_file_allows_runs_and_a_pattern_fits_it_all(tmp_path: Pat
         with OneShot(tmp_path, server, "go") as run:
             assert run.end() == 0, run.err
     found = results(server)
-    assert found[:3] == ["f\nx.sh", "b\na", "a;b\nf\nx.sh"] and ASKED in found[3]
+    assert found[:3] == ["f\nx.sh", "b\na", "a;b\nf\nx.sh"]
+    assert ASKED in found[3]
     assert "is not a git command" in found[4], "a star without a blank goes on"
 
 
@@ -167,12 +189,17 @@ def test_a_repository_cannot_make_the_agent_run_its_programs(tmp_path: Path) -> 
         return ws
 
     assert works(tmp_path / "attack", ["git status"], hostile)
-    calls = [("write", {"path": "new", "content": "x"}), ("grep", {"pattern": "o"}), ("ls", {})]
+    calls = [
+        ("write", {"path": "new", "content": "x"}),
+        ("grep", {"pattern": "o"}),
+        ("ls", {}),
+    ]
     with serve(Reply(calls=calls), Reply("Hello.")) as server:
         hostile(Place(tmp_path, server).ws)
         with OneShot(tmp_path, server, "-y", "hello") as run:
             assert run.end() == 0
-    assert (run.ws / "new").exists() and not (run.ws / "PWN").exists()
+    assert (run.ws / "new").exists()
+    assert not (run.ws / "PWN").exists()
 
 
 @pytest.mark.case("PRM-12")
@@ -210,7 +237,8 @@ def test_a_denied_program_is_denied_in_every_form(tmp_path: Path, ws: Path) -> N
 @pytest.mark.case("PRM-15", "PRM-33")
 def test_long_and_deep_lines_are_decided_at_once(ws: Path) -> None:
     """The others can be told from nothing: they are asked about."""
-    long, deep = "true && " * 100_000 + "touch PWN", "(" * 100_000 + "touch PWN" + ")" * 100_000
+    long = "true && " * 100_000 + "touch PWN"
+    deep = "(" * 100_000 + "touch PWN" + ")" * 100_000
     with promptly(60):
         for line in ("true && " * 60 + "touch PWN", long, deep):
             assert Permissions(rules_of(NO_TOUCH)).decide("bash", line, ws).action == "deny"
@@ -220,13 +248,16 @@ def test_long_and_deep_lines_are_decided_at_once(ws: Path) -> None:
 
 @pytest.mark.case("PRM-20")
 def test_no_variable_lasts_from_one_command_to_the_next(tmp_path: Path) -> None:
-    ws, rules = repository(tmp_path / "ws"), {"bash": {"git *": "allow", "export *": "allow"}}
+    ws = repository(tmp_path / "ws")
+    rules = {"bash": {"git *": "allow", "export *": "allow"}}
     lines = ["export GIT_EXTERNAL_DIFF=./x.sh", "git diff"]
     first, second = ran(ws, lines, Permissions(rules_of(rules)))
-    assert first.startswith("(no output") and "+other" in second and not (ws / "PWN").exists()
+    assert first.startswith("(no output")
+    assert "+other" in second
+    assert not (ws / "PWN").exists()
 
 
-# ---- asking ----------------------------------------------------------------------------------------------
+# ---- asking --------------------------------------------------------------------------------------
 
 
 @pytest.mark.case("PRM-25")
@@ -241,7 +272,8 @@ def test_what_is_shown_is_what_runs_and_there_is_no_other_folder(ws: Path) -> No
 
     elsewhere = {"command": "touch PWN", "cwd": "..", "workdir": str(ws.parent)}
     found = ran(ws, [command, elsewhere], Permissions(can_ask=True), each)
-    assert shown[0] == command and str(ws) in found[0]
+    assert shown[0] == command
+    assert str(ws) in found[0]
     assert (ws / "made").read_text() == "a\u202eb\u200b é \t$x"
     assert not (ws.parent / "PWN").exists()
 

@@ -1,6 +1,8 @@
-"""What others write on our terminal: the cases TRM, and the two of PRM about who answers a question.
+"""What others write on our terminal: the cases TRM, and the two of PRM about who answers a
+question.
 
-Each text of others comes with marks around every sequence: the sequence must not reach the terminal, the marks must.
+Each text of others comes with marks around every sequence: the sequence must not reach the
+terminal, the marks must.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ def shown(output: str) -> str:
 
 
 def assert_readable(output: str) -> None:
-    """All marks are there, without what stood between them; a screen may break its lines, and take spaces for it."""
+    """All marks are there, without what stood between them; a screen may break its lines, and take
+    spaces for it."""
     text = re.sub(r"\s", "", shown(output))
     assert [each for each in LEFT if each not in text] == []
 
@@ -89,7 +92,14 @@ def letter_by_letter(reasoning: str, text: str) -> Reply:
 def test_no_word_of_the_model_drives_the_terminal_wherever_it_is_cut(tmp_path: Path) -> None:
     for reasoning, text in ((f"thought {INLINE} so", "said"), ("", f"said {INLINE} so")):
         with serve(letter_by_letter(reasoning, text)) as server:
-            assert_readable(output_of(tmp_path / (text + "x")[:5], server, "-v", "go"))
+            assert_readable(
+                output_of(
+                    tmp_path / (text + "x")[:5],
+                    server,
+                    "-v",
+                    "go",
+                )
+            )
 
 
 @pytest.mark.case("TRM-02")
@@ -107,9 +117,17 @@ def test_where_a_program_reads_the_answer_it_is_as_the_model_gave_it(tmp_path: P
 
 @pytest.mark.case("TRM-01", "TRM-03", "TRM-09")
 def test_no_file_name_or_branch_drives_the_terminal_and_markup_is_text(tmp_path: Path) -> None:
-    old, new = "\n".join(MARKED), "\n".join(f"{mark}!" for mark in MARKED)
+    old = "\n".join(MARKED)
+    new = "\n".join(f"{mark}!" for mark in MARKED)
     calls = [
-        *(call("write", path=name, content=old) for name in NAMES[:3]),
+        *(
+            call(
+                "write",
+                path=name,
+                content=old,
+            )
+            for name in NAMES[:3]
+        ),
         call("bash", command="cat evil"),
         call("read", path="evil"),
         call("bash", command="ls -a"),
@@ -122,7 +140,10 @@ def test_no_file_name_or_branch_drives_the_terminal_and_markup_is_text(tmp_path:
         call(f"{MARKUP}"),
     ]
     replies = Reply(f"First {MARKUP}", calls, reasoning=f"Hm {MARKUP}"), Reply(f"Last {MARKUP}")
-    with serve(*replies) as server, Run(tmp_path, server, "-v", "-y", "go") as run:
+    with (
+        serve(*replies) as server,
+        Run(tmp_path, server, "-v", "-y", "go") as run,
+    ):
         (run.ws / "evil").write_text("\n".join(MARKED))
         for name in NAMES[3:]:
             (run.ws / name).write_text("x")
@@ -142,7 +163,10 @@ def test_no_file_name_or_branch_drives_the_terminal_and_markup_is_text(tmp_path:
     "refusal",
     [
         Reply(INLINE, status=400),
-        Reply(json.dumps({"error": {"message": INLINE, "code": INLINE}}), status=401),
+        Reply(
+            json.dumps({"error": {"message": INLINE, "code": INLINE}}),
+            status=401,
+        ),
         Reply(status=500, chunks=[f"<html><title>{INLINE}</title></html>".encode()]),
     ],
     ids=["text", "JSON", "HTML"],
@@ -171,7 +195,8 @@ def test_what_is_refused_is_cleaned_in_the_line(tmp_path: Path) -> None:
         place = Place(tmp_path, server)
         for words in REFUSED:
             done = place.shell(f"{{coder}} {shlex.join(words)}")
-            assert done.returncode == 2 and server.requests == []
+            assert done.returncode == 2
+            assert server.requests == []
             assert re.search(r"a[05]a.*z[05]z", shown(done.stderr), re.S), words
 
 
@@ -179,15 +204,32 @@ def test_what_is_refused_is_cleaned_in_the_line(tmp_path: Path) -> None:
 def test_no_name_change_title_or_link_drives_a_sessions_terminal(tmp_path: Path) -> None:
     link = "[https://good.example](https://bad.example/path)"
     replies = [
-        Reply(f"Writing. {INLINE}", [call("write", path=NAMES[2], content=INLINE)]),
+        Reply(
+            f"Writing. {INLINE}",
+            [call("write", path=NAMES[2], content=INLINE)],
+        ),
         Reply(f"See {link} and <https://also.example>."),
     ]
     model = {"OPENAI_MODEL": f"m{INLINE}"}
-    with serve(*replies) as server, Terminal(tmp_path, server, "-y", **model) as session:
+    with (
+        serve(*replies) as server,
+        Terminal(tmp_path, server, "-y", **model) as session,
+    ):
         assert f"m{LEFT[0]}" in shown(session.output.replace("\x08", ""))
         for text in ("go", "/diff", "/undo"):
-            assert re.search("a2a.*z2z", shown(session.say(text).replace("\x08", "")), re.S), text
-        text = " ".join(shown(session.output.replace("\x08", "")).split())
+            assert re.search(
+                "a2a.*z2z",
+                shown(session.say(text).replace("\x08", "")),
+                re.S,
+            ), text
+        text = " ".join(
+            shown(
+                session.output.replace(
+                    "\x08",
+                    "",
+                )
+            ).split()
+        )
         # What is shown, and where it leads
         assert "https://good.example (https://bad.example/path)" in text
         assert "\x1b]8" not in session.output
@@ -210,7 +252,13 @@ HIDDEN = {
     "to\xaduch PWN": "to<U+00AD>uch PWN",
     "touch\u3164PWN": "touch<U+3164>PWN",
 }
-GAPS = [" " * 400, "\n" * 60, "\t" * 100, " \n" * 60, " : " * 3000]
+GAPS = [
+    " " * 400,
+    "\n" * 60,
+    "\t" * 100,
+    " \n" * 60,
+    " : " * 3000,
+]
 
 
 @pytest.mark.case("TRM-04", "TRM-05", "TRM-06")
@@ -220,7 +268,8 @@ def test_a_question_shows_what_hides_itself_and_what_is_pushed_out_of_sight(tmp_
         call("write", path="f\u202egpj.sh\u200b", content="to\u200buch\x1b[8m"),
         *(call("bash", command=f"ls{gap}; touch PWN") for gap in GAPS),
     ]
-    stream, questions = io.StringIO(), list[str]()
+    stream = io.StringIO()
+    questions = list[str]()
 
     def refuse(*given: str) -> str:
         questions.append(stream.getvalue().removeprefix("".join(questions)))
@@ -283,7 +332,8 @@ def test_a_poor_locale_is_no_reason_to_fail(tmp_path: Path) -> None:
     poor = {"LC_ALL": "C", "LANG": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     with serve(first, Reply("Größe 中")) as server:
         with OneShot(tmp_path / "a", server, "-v", "-y", "größer", **poor) as run:
-            assert run.end() == 0 and run.out == "Gr??e ?\n"
+            assert run.end() == 0
+            assert run.out == "Gr??e ?\n"
         with Run(tmp_path / "b", server, "-v", "-y", "go", **poor) as shown_run:
             assert shown_run.exit_code() == 0
 
@@ -310,7 +360,10 @@ def test_no_reader_that_leaves_is_a_traceback(tmp_path: Path, pipe: str, codes: 
 
 @pytest.mark.case("TRM-13")
 def test_no_old_session_drives_the_terminal_in_lists_or_when_resumed(tmp_path: Path) -> None:
-    replies = [Reply(INLINE, [call("bash", command=f"echo '{INLINE}'")]), Reply(f"Bye {INLINE}")]
+    replies = [
+        Reply(INLINE, [call("bash", command=f"echo '{INLINE}'")]),
+        Reply(f"Bye {INLINE}"),
+    ]
     with serve(*replies) as server:
         with OneShot(tmp_path, server, "-y", f"ask {INLINE}") as run:
             run.end()
@@ -351,9 +404,13 @@ def test_what_is_piped_in_answers_no_question(tmp_path: Path, line: str) -> None
 
 @pytest.mark.case("PRM-31")
 def test_keys_that_come_while_a_question_appears_do_not_answer_it(tmp_path: Path) -> None:
-    """They come one by one, without a pause, from before the question until after its text stands there."""
+    """They come one by one, without a pause, from before the question until after its text stands
+    there."""
     held = Reply("wait", calls=TOUCH.calls, hold=0.3)
-    with serve(held, Reply("done")) as server, Terminal(tmp_path, server) as session:
+    with (
+        serve(held, Reply("done")) as server,
+        Terminal(tmp_path, server) as session,
+    ):
         session.enter("go")
         session.until(lambda: server.requests, "the request")
         while "Run this command?" not in session.output:

@@ -1,6 +1,8 @@
-"""The command line from outside: one task, its answer on stdout, its exit code; flags, formats for programs, bad surroundings.
+"""The command line from outside: one task, its answer on stdout, its exit code; flags, formats for
+programs, bad surroundings.
 
-`Place.run` runs it in this process; `Place.coder` and `Place.shell` start the program, where the process is what matters.
+`Place.run` runs it in this process; `Place.coder` and `Place.shell` start the program, where the
+process is what matters.
 """
 
 from __future__ import annotations
@@ -39,14 +41,20 @@ class Place:
     """A folder to work in, a home with nothing in it, and the program started there."""
 
     def __init__(self, folder: Path) -> None:
-        self.ws, self.home, self.temp = folder / "ws", folder / "home", folder / "temp"
+        self.ws = folder / "ws"
+        self.home = folder / "home"
+        self.temp = folder / "temp"
         self.config = self.home / ".config" / "coder"
         for each in (self.ws, self.home, self.temp):
             each.mkdir(parents=True)
 
     def env(self, server: ScriptedServer | None = None, **more: str) -> dict[str, str]:
         """Nothing of the user who runs the tests: no key, no proxy, no settings."""
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.home), "TMPDIR": str(self.temp)}
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.home),
+            "TMPDIR": str(self.temp),
+        }
         env |= {"LANG": "C.UTF-8", "PYTHONPATH": str(ROOT)}
         if server:
             env |= {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": "m", "CODER_RETRY_BASE": "0.01"}
@@ -61,13 +69,21 @@ class Place:
     ) -> Done:
         """Run it in this process, with a file or the null device as stdin."""
         (given := self.temp / "stdin").write_bytes(stdin or b"")
-        out, errors, factory = io.StringIO(), io.StringIO(), logging.getLogRecordFactory()
+        out = io.StringIO()
+        errors = io.StringIO()
+        factory = logging.getLogRecordFactory()
         with contextlib.ExitStack() as stack:
             stack.callback(logging.setLogRecordFactory, factory)
             stack.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
             stack.callback(given.unlink)
             stack.enter_context(contextlib.chdir(self.ws))
-            stack.enter_context(mock.patch.dict(os.environ, self.env(server, **env), clear=True))
+            stack.enter_context(
+                mock.patch.dict(
+                    os.environ,
+                    self.env(server, **env),
+                    clear=True,
+                )
+            )
             file = stack.enter_context(open(given if stdin is not None else os.devnull))
             stack.enter_context(mock.patch.object(sys, "stdin", file))
             stack.enter_context(contextlib.redirect_stdout(out))
@@ -86,8 +102,13 @@ class Place:
         **env: str,
     ) -> Done:
         """Start the program, with the null device as stdin, and wait for its end."""
-        argv, env = [sys.executable, *python, *arguments], self.env(server, **env)
-        options: dict[str, Any] = {"cwd": self.ws, "env": env, "stdin": subprocess.DEVNULL}
+        argv = [sys.executable, *python, *arguments]
+        env = self.env(server, **env)
+        options: dict[str, Any] = {
+            "cwd": self.ws,
+            "env": env,
+            "stdin": subprocess.DEVNULL,
+        }
         options |= {"encoding": "utf-8", "capture_output": True, "timeout": 60}
         return subprocess.run(argv, **options)
 
@@ -119,12 +140,16 @@ def assert_one_line(done: Done, *words: str) -> None:
     """Usage or configuration: exit code 2 and one clear line."""
     assert done.returncode == 2, done
     assert done.stdout == ""
-    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
     for word in words:
         assert word in done.stderr
 
 
-@pytest.mark.parametrize(("model", "offered"), [("m", "edit"), ("gpt-5-mini", "apply_patch")])
+@pytest.mark.parametrize(
+    ("model", "offered"),
+    [("m", "edit"), ("gpt-5-mini", "apply_patch")],
+)
 def test_edit_and_apply_patch_both_run_whichever_the_model_is_offered(
     place: Place, model: str, offered: str
 ) -> None:
@@ -150,15 +175,19 @@ def test_stdout_is_the_final_text_alone_and_everything_else_is_on_stderr(place: 
     look = Reply("First I look.", [("read", {"path": "a.txt"})], reasoning="hmm")
     with serve(look, Reply("The answer.\nTwo lines.")) as server:
         verbose = place.run("-v", "-C", "other folder", "go", server=server).stderr
-        assert "hmm" in verbose and verbose.count("content of a") == 30
+        assert "hmm" in verbose
+        assert verbose.count("content of a") == 30
     with serve(look, Reply("The answer.\nTwo lines.")) as server:
         done = place.coder("-C", "other folder", "what is in a.txt?", server=server)
         assert_all_valid(server)
-    assert (done.returncode, done.stdout) == (0, "The answer.\nTwo lines.\n")
+    assert done.returncode == 0
+    assert done.stdout == "The answer.\nTwo lines.\n"
     assert done.stderr.splitlines()[:2] == ["First I look.", "● read a.txt · 30 lines"]
-    assert "The answer" not in done.stderr and "hmm" not in done.stderr
+    assert "The answer" not in done.stderr
+    assert "hmm" not in done.stderr
     assert re.search(r"^done · 2 steps · .* in, .* out · [\d.]+ s$", done.stderr, re.M)
-    assert asked(server) == "what is in a.txt?" and "content of a" in results(server)[0]
+    assert asked(server) == "what is in a.txt?"
+    assert "content of a" in results(server)[0]
 
 
 LS = [("ls", {})]
@@ -166,20 +195,84 @@ STEPS, TIME = (f"stopped: the {limit} limit is reached" for limit in ("step", "t
 WEB_PAGE = Reply(chunks=[b"<html>Hi</html>"], headers={"content-type": "text/html"})
 # name: (exit code, requests, replies, flags, stdout, how the reason begins)
 ENDINGS: dict[str, tuple[int, int, Any, list[str], str, str]] = {
-    "cut": (3, 1, [Reply("Half", finish="length")], [], "Half\n", "stopped: the answer reached"),
-    "cut at once": (3, 1, [Reply("", finish="length")], [], "", "The answer was cut at the output"),
-    "steps": (3, 1, [Reply("", LS)], ["--max-steps=1"], "", "Max steps reached, task may be"),
+    "cut": (
+        3,
+        1,
+        [Reply("Half", finish="length")],
+        [],
+        "Half\n",
+        "stopped: the answer reached",
+    ),
+    "cut at once": (
+        3,
+        1,
+        [Reply("", finish="length")],
+        [],
+        "",
+        "The answer was cut at the output",
+    ),
+    "steps": (
+        3,
+        1,
+        [Reply("", LS)],
+        ["--max-steps=1"],
+        "",
+        "Max steps reached, task may be",
+    ),
     "steps, text": (
-        *(3, 2, [Reply("I look.", LS), Reply("", [("ls", {"path": ".."})])], ["--max-steps=2"]),
+        *(
+            3,
+            2,
+            [
+                Reply("I look.", LS),
+                Reply("", [("ls", {"path": ".."})]),
+            ],
+            ["--max-steps=2"],
+        ),
         *("I look.\n", STEPS),
     ),
-    "filter": (1, 1, [Reply("", finish="content_filter")], [], "", "The provider's content filter"),
+    "filter": (
+        1,
+        1,
+        [Reply("", finish="content_filter")],
+        [],
+        "",
+        "The provider's content filter",
+    ),
     "repetition": (3, 4, FOUR_LS, [], "Once more.\n", "stopped: the model repeats itself"),
-    "a full context": (3, 1, [Reply("context_length_exceeded", status=400)], [], "", "Error: "),
-    "401": (1, 1, [Reply("no", status=401)], [], "", "Error: the key was rejected: no (HTTP 401)."),
-    "404": (1, 1, [Reply("no m", status=404)], [], "", "Error: not found: no m at http"),
+    "a full context": (
+        3,
+        1,
+        [Reply("context_length_exceeded", status=400)],
+        [],
+        "",
+        "Error: ",
+    ),
+    "401": (
+        1,
+        1,
+        [Reply("no", status=401)],
+        [],
+        "",
+        "Error: the key was rejected: no (HTTP 401).",
+    ),
+    "404": (
+        1,
+        1,
+        [Reply("no m", status=404)],
+        [],
+        "",
+        "Error: not found: no m at http",
+    ),
     "a web page": (1, 1, [WEB_PAGE], [], "", "Error: "),
-    "429": (75, 5, [Reply("slow", status=429)], [], "", "Failed after 5 errors: too many requests"),
+    "429": (
+        75,
+        5,
+        [Reply("slow", status=429)],
+        [],
+        "",
+        "Failed after 5 errors: too many requests",
+    ),
 }
 
 
@@ -189,29 +282,46 @@ def test_every_end_has_its_exit_code_its_stdout_and_its_reason(place: Place, nam
     with ScriptedServer(replies) as server:
         done = place.run("-q", *flags, "go", server=server)
         assert len(server.requests) == requests
-    assert (done.returncode, done.stdout) == (code, stdout), done.stderr
-    assert done.stderr.startswith(reason) and done.stderr.count("\n") == 1, done.stderr
+    assert done.returncode == code, done.stderr
+    assert done.stdout == stdout, done.stderr
+    assert done.stderr.startswith(reason), done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
-@pytest.mark.parametrize(("answer", "reason"), [("Half", TIME), ("", "Time limit of 1 s reached")])
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [("Half", TIME), ("", "Time limit of 1 s reached")],
+)
 def test_a_run_that_took_too_long_prints_what_it_has(
     capsys: pytest.CaptureFixture[str], answer: str, reason: str
 ) -> None:
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}]
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": answer},
+    ]
     result = RunResult("max_time", "Time limit of 1 s reached", messages, Usage(), 1)
     assert finish(Namespace(output_format="text", quiet=True), result) == 3
     said = capsys.readouterr()
-    assert (said.out, said.err) == (f"{answer}\n" if answer else "", f"{reason}\n")
+    assert said.out == (f"{answer}\n" if answer else "")
+    assert said.err == f"{reason}\n"
 
 
 def test_the_name_of_a_subcommand_or_flag_is_a_prompt_where_it_is_meant_so(place: Place) -> None:
     with serve(Reply("Hello.")) as server:
-        for words in (["-p", "export", "it"], ["export the table"], ["fix", "the", "tests"]):
+        for words in (
+            ["-p", "export", "it"],
+            ["export the table"],
+            ["fix", "the", "tests"],
+        ):
             assert place.run(*words, server=server).stdout == "Hello.\n"
             assert asked(server, -1) == " ".join(words).removeprefix("-p ")
         place.run("-q", "--", "--version", server=server)
         assert asked(server, -1) == "--version"
-        for words in (["export", "the", "table"], ["config", "x"], ["sessions", "lst"]):
+        for words in (
+            ["export", "the", "table"],
+            ["config", "x"],
+            ["sessions", "lst"],
+        ):
             assert place.run(*words, server=server).returncode == 2
     assert len(server.requests) == 4
 
@@ -221,8 +331,10 @@ def test_nothing_that_drives_a_terminal_is_on_stderr_where_it_is_a_pipe(place: P
     calls += [("write", {"path": "n.txt", "content": "a\n"})]
     with serve(Reply("I \x1b[1mlook.", calls), Reply("bad\x1b[2J", status=400)) as server:
         done = place.run("-y", "go", server=server, TERM="xterm-256color")
-    assert {c for c in done.stderr if not c.isprintable()} == {"\n"} and done.returncode == 1
-    assert "xy" in done.stderr and "1 + a" in done.stderr
+    assert {c for c in done.stderr if not c.isprintable()} == {"\n"}
+    assert done.returncode == 1
+    assert "xy" in done.stderr
+    assert "1 + a" in done.stderr
 
 
 def test_stdin_alone_is_the_prompt_and_beside_one_its_context(place: Place) -> None:
@@ -234,7 +346,8 @@ def test_stdin_alone_is_the_prompt_and_beside_one_its_context(place: Place) -> N
             (["-p"], b"caf\xc3\xa9 \xff\n", "café \N{REPLACEMENT CHARACTER}"),
         ):
             done = place.run(*words, server=server, stdin=stdin)
-            assert (done.returncode, done.stdout) == (0, "Hello.\n")
+            assert done.returncode == 0
+            assert done.stdout == "Hello.\n"
             assert asked(server, -1) == expected
 
 
@@ -246,16 +359,19 @@ def test_no_prompt_and_nothing_on_stdin_is_reported_at_once(place: Place, comman
 def test_more_on_stdin_than_a_model_can_read_is_cut_and_reported(place: Place) -> None:
     with serve(Reply("Hello.")) as server:
         done = place.shell("yes | $CODER", server)
-    assert (done.returncode, done.stdout) == (0, "Hello.\n")
+    assert done.returncode == 0
+    assert done.stdout == "Hello.\n"
     assert "only the first 400,000 bytes" in done.stderr
-    assert asked(server).startswith("y\ny\n") and asked(server).endswith("[cut after 400000 bytes]")
+    assert asked(server).startswith("y\ny\n")
+    assert asked(server).endswith("[cut after 400000 bytes]")
 
 
 def test_a_prompt_with_a_closed_stdin_or_stdout_runs(place: Place) -> None:
     first = Reply("Hello.", [("bash", {"command": "echo from bash"})])
     with serve(first, Reply("Hello.")) as server:
         done = place.shell("$CODER -y hi <&- && $CODER hi <&- >&- 2>&-; echo $?", server)
-    assert done.stdout == "Hello.\n0\n" and "Traceback" not in done.stderr
+    assert done.stdout == "Hello.\n0\n"
+    assert "Traceback" not in done.stderr
     assert server.requests[1]["messages"][-1]["content"] == "from bash"
 
 
@@ -266,19 +382,24 @@ def test_an_open_stdin_is_reported_and_read_until_it_ends_or_a_signal_comes(plac
         first.stdin.write("say ")  # as `tail -f` does: something, and no end
         first.stdin.flush()
         for child in (first, second):
-            assert child.stderr and "waiting for the end of stand" in child.stderr.readline()
+            assert child.stderr
+            assert "waiting for the end of stand" in child.stderr.readline()
         assert server.requests == []
         second.send_signal(signal.SIGTERM)
         out, errors = second.communicate(timeout=20)
-        assert (second.returncode, out) == (143, "") and "Traceback" not in errors
+        assert (second.returncode, out) == (143, "")
+        assert "Traceback" not in errors
         assert first.communicate("hello", timeout=20)[0] == "Hello.\n"
-    assert first.returncode == 0 and asked(server) == "say hello" and len(server.requests) == 1
+    assert first.returncode == 0
+    assert asked(server) == "say hello"
+    assert len(server.requests) == 1
 
 
 def test_a_late_signal_of_the_clock_ends_nothing(place: Place) -> None:
     with serve(Reply("Hello.")) as server:
         child = place.start(server=server)
-        assert child.stderr and "waiting for the end of stand" in child.stderr.readline()
+        assert child.stderr
+        assert "waiting for the end of stand" in child.stderr.readline()
         child.send_signal(signal.SIGALRM)  # no run, so that the clock is off
         assert child.communicate("hello", timeout=20)[0] == "Hello.\n"
     assert child.returncode == 0
@@ -291,22 +412,36 @@ USAGE = {"input", "output", "cached", "reasoning", "estimated", "cost"}
 
 
 def test_json_is_one_object_with_the_named_fields(place: Place) -> None:
-    with serve(Reply("no such key", status=401, headers={"x-request-id": "r7"})) as server:
+    with serve(
+        Reply(
+            "no such key",
+            status=401,
+            headers={"x-request-id": "r7"},
+        )
+    ) as server:
         done = place.run("--output-format", "json", "-q", "hi", server=server)
-    assert (done.returncode, done.stderr) == (1, "")
+    assert done.returncode == 1
+    assert done.stderr == ""
     end = json.loads(done.stdout)
     error = {"kind": "auth", "message": "no such key", "status": 401, "request_id": "r7"}
-    assert end["error"] == error and (end["stop_reason"], end["steps"]) == ("error", 1)
-    with serve(Reply("First.", [("ls", {})]), Reply("Café.\n")) as server:
+    assert end["error"] == error
+    assert (end["stop_reason"], end["steps"]) == ("error", 1)
+    with serve(
+        Reply("First.", [("ls", {})]),
+        Reply("Café.\n"),
+    ) as server:
         done = place.run("--output-format", "json", "hi", server=server)
-    assert done.returncode == 0 and re.fullmatch(".*Café.*\n", done.stdout)
+    assert done.returncode == 0
+    assert re.fullmatch(".*Café.*\n", done.stdout)
     end = json.loads(done.stdout)
-    assert set(end) == RUN_END | {"session_id", "messages"} and set(end["usage"]) == USAGE
+    assert set(end) == RUN_END | {"session_id", "messages"}
+    assert set(end["usage"]) == USAGE
     assert [end[name] for name in ("stop_reason", "text", "steps", "error")] == [
         *("stop", "Café.\n", 2, None)
     ]
     roles = [message["role"] for message in end["messages"]]
-    assert roles == ["user", "assistant", "tool", "assistant"] and "● ls" in done.stderr
+    assert roles == ["user", "assistant", "tool", "assistant"]
+    assert "● ls" in done.stderr
 
 
 def test_stream_json_of_a_run_with_tools(place: Place) -> None:
@@ -314,7 +449,8 @@ def test_stream_json_of_a_run_with_tools(place: Place) -> None:
     first = Reply("I run it.", [("bash", {"command": command})], reasoning="hm")
     with serve(first, Reply("Hello, \N{GRINNING FACE}.")) as server:
         done = place.run("--output-format", "stream-json", "-y", "hi", server=server)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     events = [json.loads(line) for line in done.stdout.splitlines()]
     kinds = [event["type"] for event in events if event["type"] not in ("status", "tool_update")]
     message = ["message_start", "message_end"]
@@ -325,14 +461,17 @@ def test_stream_json_of_a_run_with_tools(place: Place) -> None:
         *("step_start", "message_start", "text_delta", "message_end", "step_end", "run_end"),
     ]
     by_type = {event["type"]: event for event in events}
-    start, end = by_type["tool_start"], by_type["tool_end"]
+    start = by_type["tool_start"]
+    end = by_type["tool_end"]
     assert set(start) == {"type", "id", "name", "arguments", "title"}
     assert set(by_type["tool_update"]) == {"type", "id", "text"}
     assert set(end) == {"type", "id", "name", "result", "is_error", "seconds"}
     step = {"type", "message", "tool_results", "finish_reason", "usage"}
     assert set(by_type["step_end"]) == step
-    assert end["result"]["content"] == "1\n2\n3" and start["id"] == end["id"]
-    assert set(events[-1]) == RUN_END | {"type"} and set(events[-1]["usage"]) == USAGE
+    assert end["result"]["content"] == "1\n2\n3"
+    assert start["id"] == end["id"]
+    assert set(events[-1]) == RUN_END | {"type"}
+    assert set(events[-1]["usage"]) == USAGE
     said = by_type["message_end"]["message"]["content"]
     assert events[-1]["text"] == said == "Hello, \N{GRINNING FACE}."
 
@@ -342,7 +481,14 @@ def test_a_run_for_programs_names_its_conversation(place: Place, output_format: 
     form = ("--output-format", output_format)
     with serve(Reply("Hello.")) as server:
         kept, not_kept = (
-            json.loads(place.run(*form, *flags, "hi", server=server).stdout.splitlines()[0])
+            json.loads(
+                place.run(
+                    *form,
+                    *flags,
+                    "hi",
+                    server=server,
+                ).stdout.splitlines()[0]
+            )
             for flags in ([], ["--no-session"])
         )
         if output_format == "stream-json":
@@ -351,7 +497,8 @@ def test_a_run_for_programs_names_its_conversation(place: Place, output_format: 
             assert kept == facts
         assert not_kept["session_id"] is None
         again = place.run("-r", kept["session_id"], "and now?", server=server)
-        assert again.returncode == 0 and len(server.requests[-1]["messages"]) == 4
+        assert again.returncode == 0
+        assert len(server.requests[-1]["messages"]) == 4
 
 
 # ---- usage and configuration ---------------------------------------------------------------------
@@ -384,17 +531,21 @@ def test_what_cannot_be_met_is_one_line_with_the_way_to_mend_it(place: Place, wo
 def test_what_runs_no_model_imports_no_library(place: Place) -> None:
     traced = ["-X", "importtime", "-m", "coder"]
     libraries = {"openai", "httpx2", "httpx", "rich", "dotenv", "pydantic"}
-    # Slow ones of Python's, where there is only a help to print; a list of sessions needs nothing that runs a model
+    # Slow ones of Python's, where there is only a help to print; a list of sessions needs nothing
+    # that runs a model
     slow = {"dataclasses", "inspect", "json", "traceback", "coder.types"}
     unused = {f"coder.{name}" for name in ("session", "parts", "cli.commands", "toolset", "ai")}
     for words, others in ("--help", slow), ("sessions --all", unused):
         done = place.coder(*words.split(), python=traced, PYTHONIOENCODING="ascii")
         loaded = set(re.findall(r"^import time:.*\| +([\w.]+)$", done.stderr, re.M))
-        assert done.returncode == 0 and "coder.cli.main" in loaded
-        assert not libraries & {name.split(".")[0] for name in loaded} and not others & loaded
+        assert done.returncode == 0
+        assert "coder.cli.main" in loaded
+        assert not libraries & {name.split(".")[0] for name in loaded}
+        assert not others & loaded
     imports = "import sys, coder.cli.main, coder.cli.input, coder.cli.screen; print(*sys.modules)"
     at_prompt = place.coder(python=["-c", imports]).stdout.split()
-    assert "coder.cli.keys" in at_prompt and not {"dataclasses", "coder.types"} & {*at_prompt}
+    assert "coder.cli.keys" in at_prompt
+    assert not {"dataclasses", "coder.types"} & {*at_prompt}
     assert place.run("--version").stdout == f"coder {__version__}\n"
 
 
@@ -403,7 +554,8 @@ def test_config_shows_values_and_sources_and_is_a_file_to_start_from(place: Plac
     (place.config / ".env").write_text('CODER_MAX_STEPS=7\nCODER_EXTRA_BODY=\'{"a": "b\\\'c"}\'\n')
     with serve(Reply("Hello.")) as server:
         done = place.run("config", server=server, OPENAI_API_KEY="sk-1234567890")
-        assert (done.returncode, done.stderr) == (0, "") and "1234567890" not in done.stdout
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "1234567890" not in done.stdout
         lines = done.stdout.splitlines()
         for name, value, source in (
             ("CODER_MAX_STEPS", "7", "your .env"),
@@ -415,7 +567,8 @@ def test_config_shows_values_and_sources_and_is_a_file_to_start_from(place: Plac
         (place.config / ".env").write_text(done.stdout)
         assert place.run("hi").stdout == "Hello.\n"
     body = server.requests[0]
-    assert (body["model"], body["a"]) == ("m", "b'c")
+    assert body["model"] == "m"
+    assert body["a"] == "b'c"
     assert "# Missing or wrong: no key" in place.run("config", HOME=str(place.temp)).stdout
 
 
@@ -436,14 +589,17 @@ def test_without_a_terminal_nothing_is_changed_but_with_y(place: Place, yolo: bo
     with serve(read_first, Reply("", CHANGES), Reply("Well.")) as server:
         done = place.run(*["-y"] * yolo, "go", server=server)
         assert_all_valid(server)
-    assert (done.returncode, done.stdout) == (0, "Well.\n")
+    assert done.returncode == 0
+    assert done.stdout == "Well.\n"
     _, *refused, read = results(server)
     names = sorted(path.name for path in place.ws.iterdir())
     if yolo:
-        assert names == ["a.txt", "made", "new.txt"] and "new" in read
+        assert names == ["a.txt", "made", "new.txt"]
+        assert "new" in read
         assert "Denied" not in done.stderr + "".join(refused)
     else:
-        assert names == ["a.txt"] and "old" in read
+        assert names == ["a.txt"]
+        assert "old" in read
         assert all(each.startswith("Denied: ") and "-y" in each for each in refused)
         assert len(re.findall(r"^  Denied: .*-y", done.stderr, re.M)) == 3
 
@@ -476,9 +632,14 @@ FULL = "coder: the output cannot be written: No space left on device\n"
 @pytest.mark.parametrize("stderr", ["2> /dev/full", "2>&-", "2> >(true)"])
 def test_progress_that_cannot_be_written_costs_no_answer(place: Place, stderr: str) -> None:
     calls = [("bash", {"command": "seq 9"})]
-    with serve(Reply("First.", [("ls", {})]), Reply("Then.", calls), Reply("Answer.")) as server:
+    with serve(
+        Reply("First.", [("ls", {})]),
+        Reply("Then.", calls),
+        Reply("Answer."),
+    ) as server:
         done = place.shell(f"$CODER -y go {stderr}; echo $?${{PIPESTATUS[0]}}", server)
-    assert (done.stdout, done.stderr) == ("Answer.\n00\n", "")
+    assert done.stdout == "Answer.\n00\n"
+    assert done.stderr == ""
 
 
 @needs_full
@@ -489,16 +650,22 @@ def test_what_cannot_be_written_to_stdout_is_one_line_and_exit_code_one(place: P
         for command in ("sessions search question", f"export {name}", "trace run.jsonl", "-q hi"):
             unbuffered = "1" if "search" in command else ""
             done = place.shell(f"$CODER {command} >/dev/full", server, PYTHONUNBUFFERED=unbuffered)
-            assert (done.returncode, done.stderr) == (1, FULL), command
+            assert done.returncode == 1, command
+            assert done.stderr == FULL, command
 
 
-@pytest.mark.parametrize(("command", "code"), [("hi", 2), ("sessions", 2), ('-C "$HOME" hi', 0)])
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("hi", 2), ("sessions", 2), ('-C "$HOME" hi', 0)],
+)
 def test_a_removed_folder_is_one_line_where_needed(place: Place, command: str, code: int) -> None:
     with serve(Reply("Hello.")) as server:
         done = place.shell(f"mkdir gone && cd gone && rmdir ../gone && $CODER {command}", server)
-    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
     if code:
-        assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+        assert done.stdout == ""
+        assert done.stderr.count("\n") == 1
         assert "no longer exists" in done.stderr
 
 
@@ -512,7 +679,10 @@ time.time = time.time_ns = late
 """
 
 
-@pytest.mark.parametrize("command", [["hi"], ["sessions"], ["--demo", "hi"]])
+@pytest.mark.parametrize(
+    "command",
+    [["hi"], ["sessions"], ["--demo", "hi"]],
+)
 def test_a_clock_beyond_pythons_own_is_one_line(place: Place, command: list[str]) -> None:
     """What Python 3.11 does in the year 2326, in which logging cannot be imported."""
     (place.temp / "sitecustomize.py").write_text(LATE)
@@ -539,12 +709,14 @@ def test_ctrl_c_during_the_start_ends_it_at_once_without_a_word(place: Place, mo
     (place.home / "sitecustomize.py").write_text(PRESS)  # when this function is called
     with serve(Reply("Hello.")) as server:
         done = place.coder("hi", server=server, PYTHONPATH=f"{place.home}:{ROOT}", PRESS=moment)
-    assert (done.returncode, done.stdout, server.requests) == (130, "", [])
+    assert done.returncode == 130
+    assert done.stdout == ""
+    assert server.requests == []
     assert list(place.temp.iterdir()) == []
     assert done.stderr == ""
 
 
-# ---- the key and the conversation stay where they belong ------------------------------------------
+# ---- the key and the conversation stay where they belong -----------------------------------------
 
 
 @pytest.mark.case("NET-12")
@@ -553,9 +725,13 @@ def test_a_redirect_is_not_followed_and_the_other_server_sees_nothing(place: Pla
         location = {"location": f"{evil.url}/chat/completions"}
         with serve(Reply("moved", status=307, headers=location)) as server:
             done = place.run("hi", server=server, OPENAI_API_KEY="secret")
-        assert (evil.connections, evil.requests) == (0, [])
-    assert (done.returncode, done.stdout, len(server.requests)) == (1, "", 1)
-    assert "redirects to" in done.stderr and "not followed" in done.stderr.replace("\n", " ")
+        assert evil.connections == 0
+        assert evil.requests == []
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(server.requests) == 1
+    assert "redirects to" in done.stderr
+    assert "not followed" in done.stderr.replace("\n", " ")
     assert "secret" not in done.stderr
 
 
@@ -573,7 +749,8 @@ STRANGERS = "rich dotenv json openai httpx2 argparse subprocess socket re typing
 def test_modules_that_lie_in_the_folder_are_not_imported(place: Place, way: str) -> None:
     strangers = STRANGERS.split()
     if way != "python -m coder":
-        # without -P, Python itself looks in the folder first: for the package and what it finds that with
+        # without -P, Python itself looks in the folder first: for the package and what it finds
+        # that with
         strangers += ["coder", "importlib"]
     for name in strangers:
         (place.ws / name).mkdir()
@@ -583,9 +760,13 @@ def test_modules_that_lie_in_the_folder_are_not_imported(place: Place, way: str)
     script = place.home / "coder"
     script.write_text(CONSOLE_SCRIPT)
     python = [str(script)] if "script" in way else way.split()[1:]
-    calls = [("bash", {"command": "echo hi"}), ("grep", {"pattern": "x"})]
+    calls = [
+        ("bash", {"command": "echo hi"}),
+        ("grep", {"pattern": "x"}),
+    ]
     calls += [("write", {"path": "n", "content": "n\n"})]
     with serve(Reply("", calls), Reply("Done.")) as server:
         done = place.coder("-y", "go", server=server, python=python)
-    assert (done.returncode, done.stdout) == (0, "Done.\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Done.\n", done.stderr
     assert not (place.ws / "IMPORTED").exists(), (place.ws / "IMPORTED").read_text()

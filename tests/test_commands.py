@@ -1,4 +1,5 @@
-"""Every command of a session, driven at a terminal that is narrow, usual and wide; what the screen shows is read."""
+"""Every command of a session, driven at a terminal that is narrow, usual and wide; what the screen
+shows is read."""
 
 from __future__ import annotations
 
@@ -115,7 +116,10 @@ def copied(output: str) -> str:
 
 def test_an_answer_is_copied_as_the_model_wrote_it(tmp_path: Path) -> None:
     evil = Reply("run\x1b[2J\x07 this\r\x08")
-    with serve(Reply(ANSWER), evil) as server, Terminal(tmp_path, server) as session:
+    with (
+        serve(Reply(ANSWER), evil) as server,
+        Terminal(tmp_path, server) as session,
+    ):
         assert "There is no answer yet." in session.say("/copy")
         session.say("go")
         assert f"Copied {len(ANSWER)} characters by the terminal" in bare(session.say("/copy"))
@@ -142,7 +146,10 @@ def test_a_program_of_the_desktop_copies_too(tmp_path: Path, script: str, told: 
     program.write_text(f"#!/bin/sh\n{script.replace('sleep', 'exec sleep')}\n")
     program.chmod(0o755)
     desktop = {"DISPLAY": ":9", "PATH": f"{program.parent}:/usr/bin:/bin"}
-    with serve(Reply(ANSWER)) as server, Terminal(tmp_path, server, **desktop) as session:
+    with (
+        serve(Reply(ANSWER)) as server,
+        Terminal(tmp_path, server, **desktop) as session,
+    ):
         session.say("go")
         with promptly():
             assert told in bare(session.say("/copy"))
@@ -152,23 +159,38 @@ def test_a_program_of_the_desktop_copies_too(tmp_path: Path, script: str, told: 
 
 
 def test_where_nothing_takes_a_copy_a_file_is_named_as_the_way(tmp_path: Path) -> None:
-    with serve(Reply(ANSWER)) as server, Terminal(tmp_path, server, TERM="linux") as session:
+    with (
+        serve(Reply(ANSWER)) as server,
+        Terminal(tmp_path, server, TERM="linux") as session,
+    ):
         session.say("go")
         shown = bare(session.say("/copy"))
-        assert "no clipboard" in shown and "/copy FILE" in shown
+        assert "no clipboard" in shown
+        assert "/copy FILE" in shown
         assert "\x1b]52" not in session.output
 
 
 def test_an_older_tools_output_is_shown_by_its_number(tmp_path: Path) -> None:
-    calls = [("bash", {"command": f"seq {n}01 {n}20"}) for n in (1, 2, 3)]
+    calls = [
+        (
+            "bash",
+            {"command": f"seq {n}01 {n}20"},
+        )
+        for n in (1, 2, 3)
+    ]
     with (
         serve(Reply(calls=calls), Reply("done")) as server,
         Terminal(tmp_path, server, "-y") as session,
     ):
         session.say("go")
-        for entry, first in (("/last", "301"), ("/last 1", "301"), ("/last 3", "101")):
+        for entry, first in (
+            ("/last", "301"),
+            ("/last 1", "301"),
+            ("/last 3", "101"),
+        ):
             shown = [row.strip() for row in bare(session.say(entry)).split("\n")]
-            assert f"bash seq {first} {first[0]}20" in shown and first in shown
+            assert f"bash seq {first} {first[0]}20" in shown
+            assert first in shown
             assert sum(row.isdecimal() for row in shown) == 20
         for entry in ("/last 4", "/last 0", "/last all", "/last \u00b2"):
             shown = session.say(entry)
@@ -184,15 +206,19 @@ def test_a_review_is_asked_for_and_a_file_of_that_name_is_used_instead(tmp_path:
     with serve(echo) as server:
         with Terminal(tmp_path, server) as session:
             session.say("/review")
-            assert "uncommitted" in entered() and "Change no file" in entered()
+            assert "uncommitted" in entered()
+            assert "Change no file" in entered()
             session.say("/review HEAD~2 and the tests")
-            assert "HEAD~2 and the tests" in entered() and "uncommitted" not in entered()
+            assert "HEAD~2 and the tests" in entered()
+            assert "uncommitted" not in entered()
         with OneShot(tmp_path, server, "/review main..") as run:
             assert run.end() == 0
-        assert "main.." in entered() and "Change no file" in entered()
+        assert "main.." in entered()
+        assert "Change no file" in entered()
         own = tmp_path / "home" / ".config" / "coder" / "commands" / "review.md"
         own.parent.mkdir(parents=True)
         own.write_text("Look at $1 my way.")
         with Terminal(tmp_path, server) as session:
             session.say("/review this")
-            assert entered() == "Look at this my way." and "ignored" not in session.output
+            assert entered() == "Look at this my way."
+            assert "ignored" not in session.output

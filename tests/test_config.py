@@ -1,4 +1,5 @@
-"""Where the settings come from: flags and the environment, the user's .env, in one case the folder's .env, defaults."""
+"""Where the settings come from: flags and the environment, the user's .env, in one case the
+folder's .env, defaults."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from coder.sources import load
 from coder.types import Reasoning
 
 ROOT = Path(__file__).parents[1]
-HERE, THERE = "http://127.0.0.1:{}/v1", "https://{}.example/v1"
+HERE = "http://127.0.0.1:{}/v1"
+THERE = "https://{}.example/v1"
 NEEDED = {"OPENAI_BASE_URL": HERE.format(9), "OPENAI_MODEL": "m"}
 
 Sources = Callable[..., Settings]
@@ -91,7 +93,8 @@ def test_what_no_source_has_gets_its_default(settings: Sources, ws: Path) -> Non
     empty = {"CODER_MAX_STEPS": "", "OPENAI_API_KEY": " "}
     user = {"CODER_MAX_STEPS": "7", "OPENAI_API_KEY": ""}
     got = settings({"OPENAI_MODEL": None}, NEEDED | empty, user)
-    assert (got.max_steps, got.api_key) == (7, None)
+    assert got.max_steps == 7
+    assert got.api_key is None
 
 
 def test_the_folder_gives_key_server_and_model_together(settings: Sources) -> None:
@@ -114,11 +117,13 @@ def test_nothing_else_of_a_folder_counts_and_that_is_reported(settings: Sources)
     strange = {name: words.get(name, "7") for name in SETTINGS if name.startswith("CODER_")}
     theirs = of("folder", {"url": HERE}) | {"OPENAI_MODEL": "m"}
     for env, folder in ({}, theirs), (NEEDED, {}):
-        plain, got = settings(env=env, folder=folder), settings(env=env, folder=folder | strange)
+        plain = settings(env=env, folder=folder)
+        got = settings(env=env, folder=folder | strange)
         *notes, said = got.notes
         got.notes = tuple(notes)
         assert vars(got) == vars(plain)
-        assert said.startswith("Ignored in this folder: ") and str(config_folder()) in said
+        assert said.startswith("Ignored in this folder: ")
+        assert str(config_folder()) in said
         assert all(name in said for name in strange)
     # many projects have one
     assert not settings(env=NEEDED, folder={"OPENAI_API_KEY": "of-an-app"}).notes
@@ -148,23 +153,30 @@ def of(source: str, way: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.case("SEC-01", "SEC-16")
-@pytest.mark.parametrize("flag", ["", HERE.format(1000), THERE.format("flag")])
+@pytest.mark.parametrize(
+    "flag",
+    ["", HERE.format(1000), THERE.format("flag")],
+)
 def test_a_key_goes_only_to_the_server_named_beside_it(settings: Sources, flag: str) -> None:
-    """All combinations: what a source can have, for each of the three, and an address as a flag or none."""
+    """All combinations: what a source can have, for each of the three, and an address as a flag or
+    none."""
     for ways in itertools.product(WAYS, repeat=3):
         sources = {name: of(name, way) for name, way in zip(("env", "user", "folder"), ways)}
         try:
             flags = {"OPENAI_MODEL": "m", "OPENAI_BASE_URL": flag or None}
             got = settings(flags, *sources.values())
         except ConfigError as error:
-            assert "OPENAI_API_KEY" in str(error) and "\n" not in str(error)
+            assert "OPENAI_API_KEY" in str(error)
+            assert "\n" not in str(error)
             assert "key-of" not in str(error)
             got = None
         if flag:  # the user's own word, as the environment is
             sources["env"]["OPENAI_BASE_URL"] = flag
-        # Both from the first source that has either; none where that is a strange server without a key, or nothing
+        # Both from the first source that has either; none where that is a strange server without a
+        # key, or nothing
         first = next((source for source in sources.values() if source), {})
-        url, key = first.get("OPENAI_BASE_URL"), first.get("OPENAI_API_KEY")
+        url = first.get("OPENAI_BASE_URL")
+        key = first.get("OPENAI_API_KEY")
         expected = (url, key) if key or (url or "").startswith("http://127.") else None
         assert (got and (got.base_url, got.api_key)) == expected, sources
 
@@ -202,7 +214,9 @@ def test_a_server_without_its_key_is_reported_with_the_way_to_pair_them(
     text = str(raised.value)
     for each in said:
         assert each.format(file=config_folder() / ".env") in text, text
-    assert "\n" not in text and "key-0123456789" not in text and "pass" not in text
+    assert "\n" not in text
+    assert "key-0123456789" not in text
+    assert "pass" not in text
 
 
 @pytest.mark.parametrize(
@@ -243,11 +257,19 @@ def test_another_machine_needs_a_key_and_https_or_the_users_word(settings: Sourc
         with pytest.raises(ConfigError, match="no OPENAI_API_KEY"):
             settings(env={"OPENAI_BASE_URL": url, "OPENAI_MODEL": "m"})
         env = dict(NEEDED, OPENAI_BASE_URL=url, OPENAI_API_KEY="k")
-        for sources in ({"env": env}, {"user": env}, {"folder": env | on}):
+        for sources in (
+            {"env": env},
+            {"user": env},
+            {"folder": env | on},
+        ):
             if url.startswith("http:"):
                 with pytest.raises(ConfigError, match=r"OPENAI_BASE_URL is http.* --allow-http"):
                     settings(**sources)
-        for sources in ({"flags": on, "env": env}, {"env": env | on}, {"env": env, "user": on}):
+        for sources in (
+            {"flags": on, "env": env},
+            {"env": env | on},
+            {"env": env, "user": on},
+        ):
             assert settings(**sources).base_url == url
     assert settings(env={"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}).host == "api.openai.com"
 
@@ -259,10 +281,16 @@ def test_headers_go_only_to_the_server_that_is_named_beside_them(settings: Sourc
     server = {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
     more = {"CODER_HEADERS": json.dumps(HEADERS)}
     flag = {"OPENAI_BASE_URL": HERE.format(1), "OPENAI_MODEL": "m"}
-    for sources in ({"env": server | more}, {"user": server | more}, {"flags": flag, "env": more}):
+    for sources in (
+        {"env": server | more},
+        {"user": server | more},
+        {"flags": flag, "env": more},
+    ):
         got = settings(**sources)
-        assert got.headers == HEADERS and {"gw-0123456789", "other-0123456789"} <= set(got.keys)
-    first, second = ({"env": server, "user": more}, {"env": more, "user": server})
+        assert got.headers == HEADERS
+        assert {"gw-0123456789", "other-0123456789"} <= set(got.keys)
+    first = {"env": server, "user": more}
+    second = {"env": more, "user": server}
     for sources in (first, second, {"folder": server | more}):
         assert settings(**sources).headers == {}
 
@@ -274,16 +302,28 @@ def test_headers_go_only_to_the_server_that_is_named_beside_them(settings: Sourc
 def test_env_files_set_nothing_else(settings: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
     others = {"PATH": "/evil", "HTTPS_PROXY": "http://evil.example", "OPENAI_ORG_ID": "x"}
     others |= {"CODER_YOLO": "1", "PYTHONPATH": "/evil"}
-    plain, before = settings({}, NEEDED), dict(os.environ)
-    assert vars(settings({}, NEEDED, user=others, folder=others)) == vars(plain)
+    plain = settings({}, NEEDED)
+    before = dict(os.environ)
+    assert vars(
+        settings(
+            {},
+            NEEDED,
+            user=others,
+            folder=others,
+        )
+    ) == vars(plain)
     assert dict(os.environ) == before
     monkeypatch.setenv("OTHER", "taken")
     model = {"OPENAI_MODEL": "a${OTHER}b$OTHER", "OPENAI_API_KEY": "${OPENAI_MODEL}"}
     got = settings(user=NEEDED | model)
-    assert (got.model, got.api_key) == ("a${OTHER}b$OTHER", "${OPENAI_MODEL}")
+    assert got.model == "a${OTHER}b$OTHER"
+    assert got.api_key == "${OPENAI_MODEL}"
 
 
-@pytest.mark.parametrize("more", [b"", b"X=\xff\xfe\x00\n", b"\0" * (1 << 21)])
+@pytest.mark.parametrize(
+    "more",
+    [b"", b"X=\xff\xfe\x00\n", b"\0" * (1 << 21)],
+)
 def test_an_env_file_is_read_as_people_write(settings: Sources, ws: Path, more: bytes) -> None:
     settings(user=NEEDED)
     (config_folder() / ".env").write_bytes(
@@ -292,7 +332,9 @@ def test_an_env_file_is_read_as_people_write(settings: Sources, ws: Path, more: 
         + more
     )
     got = load(ws)
-    assert (got.model, got.base_url, got.max_steps) == ("a b", "http://[::1]/v1", 9)
+    assert got.model == "a b"
+    assert got.base_url == "http://[::1]/v1"
+    assert got.max_steps == 9
 
 
 @pytest.mark.parametrize("whose", ["file", "folder"])
@@ -343,11 +385,15 @@ WRONG = [(name, value) for name in NAMES for value in NOT_NUMBERS] + [
 
 def test_what_is_no_value_is_reported_with_name_and_what_it_has_to_be(settings: Sources) -> None:
     for name, value in WRONG:
-        for source in ({"env": NEEDED | {name: value}}, {"env": NEEDED, "user": {name: value}}):
+        for source in (
+            {"env": NEEDED | {name: value}},
+            {"env": NEEDED, "user": {name: value}},
+        ):
             with pytest.raises(ConfigError) as raised:
                 settings(**source)
             expected = f"{name}: {value!r} has to be {SETTINGS[name].help}"
-            assert str(raised.value).startswith(expected) and "\n" not in str(raised.value)
+            assert str(raised.value).startswith(expected)
+            assert "\n" not in str(raised.value)
 
 
 def test_secrets_that_cannot_be_sent_are_reported_without_their_values(settings: Sources) -> None:
@@ -397,11 +443,19 @@ def test_the_context_window_follows_the_family_of_the_model() -> None:
 def test_prices_come_from_a_file_of_the_users(settings: Sources, tmp_path: Path) -> None:
     path = tmp_path / "prices.json"
     gpt = {"input": 1.25, "cached": 0.125, "output": 10}
-    path.write_text(json.dumps({"local-*": {"input": 0, "output": 0}, "gpt-5": gpt}))
+    path.write_text(
+        json.dumps(
+            {
+                "local-*": {"input": 0, "output": 0},
+                "gpt-5": gpt,
+            }
+        )
+    )
     env = NEEDED | {"CODER_PRICES": str(path)}
     got = settings(env=env)
     assert got.price_of("gpt-5") == Price(1.25, 10, 0.125)
-    assert got.price_of("local-7b") == Price(0, 0) and got.price_of("gpt-5-mini") is None
+    assert got.price_of("local-7b") == Price(0, 0)
+    assert got.price_of("gpt-5-mini") is None
     words = '{"m": {"input": "1", "output": "2"}}'
     for text in ("", "[]", '{"m": 3}', '{"m": {"input": 1}}', '{"m": {"in": 1}}', words):
         path.write_text(text)

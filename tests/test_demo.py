@@ -1,4 +1,5 @@
-"""The demo: the script behind its server, what it says when tools fail, and the server for other clients and on bad days."""
+"""The demo: the script behind its server, what it says when tools fail, and the server for other
+clients and on bad days."""
 
 from __future__ import annotations
 
@@ -38,7 +39,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def suite(folder: Path) -> subprocess.CompletedProcess[str]:
     """The project's own tests."""
     argv = [sys.executable, "-m", "unittest"]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        argv,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 # ---- what the script says ------------------------------------------------------------------------
@@ -62,13 +69,18 @@ def answers(result: RunResult) -> str:
 
 def test_with_good_tools_it_repairs_a_copy_and_reports_each_change(project: Path) -> None:
     before = suite(project).stderr
-    assert "NameError" in before and "ZeroDivisionError" in before and "FAILED" in before
+    assert "NameError" in before
+    assert "ZeroDivisionError" in before
+    assert "FAILED" in before
     result = run_demo(project)
-    assert result.stop_reason == "stop" and result.steps == 6
-    assert result.text.count("\n- stats.py: ") == 2 and suite(project).returncode == 0
+    assert result.stop_reason == "stop"
+    assert result.steps == 6
+    assert result.text.count("\n- stats.py: ") == 2
+    assert suite(project).returncode == 0
     assert answers(result).startswith("I am a script, not a language model")
     again = run_demo(project)
-    assert again.steps == 3 and not SUCCESS.search(answers(again))
+    assert again.steps == 3
+    assert not SUCCESS.search(answers(again))
     assert again.text.rstrip().endswith("OK")
 
 
@@ -84,15 +96,29 @@ def test_with_good_tools_it_repairs_a_copy_and_reports_each_change(project: Path
 def test_a_broken_tool_is_reported_as_no_success(project: Path, name: str, output: str) -> None:
     parameters = {"properties": {}, "additionalProperties": True}
     result = run_demo(project, Tool(name, "Say something.", parameters, lambda **_: output))
-    assert result.stop_reason == "stop" and not SUCCESS.search(answers(result)), answers(result)
-    assert "not what my script expects" in result.text and suite(project).returncode != 0
+    assert result.stop_reason == "stop", answers(result)
+    assert not SUCCESS.search(answers(result)), answers(result)
+    assert "not what my script expects" in result.text
+    assert suite(project).returncode != 0
     assert name == "edit" or output.splitlines()[-1] in result.text
 
 
 def test_without_its_tools_it_says_what_it_is_and_which_it_needs() -> None:
-    tools = [{"type": "function", "function": {"name": name}} for name in ("ls", "bash", "edit")]
-    text = script({"messages": [{"role": "user", "content": "hi"}], "tools": tools}).text
-    assert text.startswith("I am a script") and "the tools read, which were not offered" in text
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": name},
+        }
+        for name in ("ls", "bash", "edit")
+    ]
+    text = script(
+        {
+            "messages": [{"role": "user", "content": "hi"}],
+            "tools": tools,
+        }
+    ).text
+    assert text.startswith("I am a script")
+    assert "the tools read, which were not offered" in text
 
 
 # ---- the program ---------------------------------------------------------------------------------
@@ -118,9 +144,12 @@ def test_the_server_alone_serves_any_client_and_ends_with_ctrl_c(tmp_path: Path)
     try:
         lines = [child.stderr.readline() for _ in range(3)]
         found = re.search(r"OPENAI_BASE_URL=http://127\.0\.0\.1:(\d+)/v1", "".join(lines))
-        assert found and "no language model" in lines[0] and " python -m coder " in lines[2]
+        assert found
+        assert "no language model" in lines[0]
+        assert " python -m coder " in lines[2]
         status, text = request(int(found[1]), HELLO)
-        assert status == 200 and "I am a script" in text
+        assert status == 200
+        assert "I am a script" in text
     finally:
         child.send_signal(signal.SIGINT)
         child.communicate(timeout=20)
@@ -132,7 +161,8 @@ def test_a_port_in_use_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
         port = taken.getsockname()[1]
         assert run(["demo", "--port", str(port)]) == 2
     usage, line = capsys.readouterr().err.splitlines()
-    assert usage.startswith("usage: ") and usage.endswith(" demo [-h] [--port PORT]")
+    assert usage.startswith("usage: ")
+    assert usage.endswith(" demo [-h] [--port PORT]")
     assert line == f"coder: port {port}: Address already in use"
 
 
@@ -145,7 +175,11 @@ PATH = "/v1/chat/completions"
 def request(port: int, body: Any, path: str = PATH, method: str = "POST") -> tuple[int, str]:
     """(status, text)."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    connection.request(method, path, body if isinstance(body, str) else json.dumps(body))
+    connection.request(
+        method,
+        path,
+        body if isinstance(body, str) else json.dumps(body),
+    )
     answer = connection.getresponse()
     found = answer.status, answer.read().decode()
     connection.close()
@@ -156,22 +190,34 @@ def request(port: int, body: Any, path: str = PATH, method: str = "POST") -> tup
 def test_what_is_no_request_is_an_error_of_the_client(body: str) -> None:
     with demo_server() as server:
         status, text = request(server.port, body)
-        assert status == 400 and "messages" in text and not server.requests
+        assert status == 400
+        assert "messages" in text
+        assert not server.requests
 
 
 def test_it_answers_as_a_stream_and_at_once() -> None:
     """A stream has its usage only where it was asked for: simple clients read choices[0]."""
-    with serve(Reply("I say", [("ls", {}), ("read", "{nonsense")])) as server:
+    with serve(
+        Reply(
+            "I say",
+            [("ls", {}), ("read", "{nonsense")],
+        )
+    ) as server:
         answer = json.loads(request(server.port, HELLO)[1])
-        for options, expected in (({}, 0), ({"include_usage": True}, 1)):
+        for options, expected in (
+            ({}, 0),
+            ({"include_usage": True}, 1),
+        ):
             status, text = request(server.port, HELLO | {"stream": True, "stream_options": options})
             *events, done = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
             chunks = [json.loads(event) for event in events]
-            assert status == 200 and done == "[DONE]"
+            assert status == 200
+            assert done == "[DONE]"
             assert sum(not chunk["choices"] for chunk in chunks) == expected
             assert chunks[-1 - expected]["choices"][0]["finish_reason"] == "tool_calls"
     (choice,) = answer["choices"]
-    assert choice["finish_reason"] == "tool_calls" and answer["usage"]["total_tokens"] > 0
+    assert choice["finish_reason"] == "tool_calls"
+    assert answer["usage"]["total_tokens"] > 0
     functions = [call["function"] for call in choice["message"]["tool_calls"]]
     assert choice["message"]["content"] == "I say"
     assert [each["arguments"] for each in functions] == ["{}", "{nonsense"]

@@ -57,11 +57,15 @@ def ws(tmp_path: Path) -> Editing:
 # ---- the rungs ------------------------------------------------------------------------------
 
 BLOCK = "class A:\n    def f(self):\n        one()\n        two()\n        return 1\n"
-CALLS, NUMBERED = "one()\ntwo()\n", BLOCK.replace("one", "1").replace("two", "2")
+CALLS = "one()\ntwo()\n"
+NUMBERED = BLOCK.replace("one", "1").replace("two", "2")
 LEVEL = BLOCK.replace("        one()\n        two()", "        if 1:\n            one()")
-DEF, IF = "def f():\n\n    pass\n", "def f():\n\n    if 1:\n        stop()\n"
-GO, ON = "if 1:\n  go()\n", "if 2:\n  go()\n  stop()\n"
-BOTH, CRLF = "a\r\nb\nc\r\nd\ne\r", "a\r\nb\r\nc\r\n"
+DEF = "def f():\n\n    pass\n"
+IF = "def f():\n\n    if 1:\n        stop()\n"
+GO = "if 1:\n  go()\n"
+ON = "if 2:\n  go()\n  stop()\n"
+BOTH = "a\r\nb\nc\r\nd\ne\r"
+CRLF = "a\r\nb\r\nc\r\n"
 
 EDITS: dict[str, tuple[str, ...]] = {
     "exact": ("one\ntwo\nthree\n", "two\nth", "2\nTH", "one\n2\nTHree\n"),
@@ -123,10 +127,19 @@ EDITS: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("case", EDITS)
 def test_what_an_edit_changes(ws: Editing, case: str) -> None:
     before, old, new, after, *every = EDITS[case]
-    assert ws.edited(before, old, new, replace_all=bool(every)).decode() == after
+    assert (
+        ws.edited(
+            before,
+            old,
+            new,
+            replace_all=bool(every),
+        ).decode()
+        == after
+    )
 
 
-NEAREST, SPACE = "The nearest lines are", "White space differs"
+NEAREST = "The nearest lines are"
+SPACE = "White space differs"
 UNCERTAIN = "the file has these lines in another indentation"
 MADE = "the new text is already there, at line 3: nothing to do if that is the place"
 LINES_1_3 = "old_string is in a at lines 1, 3."
@@ -239,8 +252,14 @@ def test_of_many_lines_in_a_row_the_result_repeats_the_first_and_the_last(ws: Ed
     assert all(f"+{line}\n" in result.details["diff"] for line in new)
     back = str(ws.edit("\n".join(new) + "  ", "two").content)
     assert f"\n-{new[0]}\n- ... (29 lines)\n-{new[-1]}\n+two\n" in back
-    few = str(ws.edit("two  ", "\n".join(new[:10])).content)
-    assert "@@" in few and "..." not in few
+    few = str(
+        ws.edit(
+            "two  ",
+            "\n".join(new[:10]),
+        ).content
+    )
+    assert "@@" in few
+    assert "..." not in few
 
 
 def test_replace_all_in_20_000_lines_takes_seconds(ws: Editing) -> None:
@@ -272,7 +291,8 @@ def test_the_exact_text_is_edited_in_a_file_that_a_formatter_changed(ws: Editing
     ws("read", path="a")
     ws.file.write_text("one\n\ntwo\n    three\n")
     loose = ws.fails("edit", path="a", old_string="  two\n  three", new_string="x")
-    assert "White space differs" in loose and "4\t    three" in loose
+    assert "White space differs" in loose
+    assert "4\t    three" in loose
     gone = ws.fails("edit", path="a", old_string="  three (3)\nend", new_string="x")
     assert "The file has changed since it was read." in gone
     first, *_ = str(ws.edit("two", "2").content).split("\n")
@@ -300,13 +320,15 @@ def test_the_nearest_lines_are_shown_with_their_numbers(ws: Editing) -> None:
     assert "".join(f"{number}\t{lines[number - 1]}" for number in range(119, 122)) in message
     text = "".join(lines)
     message = ws.refused(text, text.replace("compute(7)", "c(7)"), "x")
-    assert "7\tvalue_7 = compute(7)\n" in message and len(message) < 3000
+    assert "7\tvalue_7 = compute(7)\n" in message
+    assert len(message) < 3000
     block = "    if found:\n        return None\n    else:\n        pass\n"
     blocks = [f"def f{number}():\n{block}" for number in range(1000)]  # most lines are common
     old = f"def  f700():\n{block}def f701():\n{block.replace('pass', 'return 1')}"
     with promptly(60):
         message = ws.refused("".join(blocks), old, "x")
-    assert "3501\tdef f700():\n" in message and "3506\tdef f701():\n" in message
+    assert "3501\tdef f700():\n" in message
+    assert "3506\tdef f701():\n" in message
 
 
 def deny() -> None:
@@ -326,13 +348,15 @@ def test_a_denied_edit_is_not_made_and_that_of_a_missing_or_too_large_file(ws: E
 
 def test_an_empty_old_text_creates_a_file_that_is_not_there(ws: Editing) -> None:
     assert ws("edit", path="new/a", old_string="", new_string="x\n") == "Created new/a (1 lines)."
-    assert (ws.folder / "new/a").read_text() == "x\n" and ws.asked == [("edit", "new/a")]
+    assert (ws.folder / "new/a").read_text() == "x\n"
+    assert ws.asked == [("edit", "new/a")]
     assert "new/a is there" in ws.fails("edit", path="new/a", old_string="", new_string="y")
 
 
 def test_of_a_secret_file_nothing_is_shown_without_permission(ws: Editing) -> None:
     ws.put({".env": "A=1\nB=2\n"}, link=".env")
-    asked, ws.when_asked = ws.when_asked, deny
+    asked = ws.when_asked
+    ws.when_asked = deny
     for path in (".env", "link"):
         patch = f"*** Begin Patch\n*** Update File: {path}\n A=1\n-B=3\n*** End Patch"
         assert ws.fails("apply_patch", patch=patch) == "Denied: no"
@@ -371,7 +395,12 @@ SOUP = st.text(st.sampled_from('ab“" \t\r\n'), max_size=20)
 
 
 @settings(max_examples=100, deadline=None)
-@given(SOUP, SOUP, st.text(st.sampled_from("xyé \n"), max_size=4), st.booleans())
+@given(
+    SOUP,
+    SOUP,
+    st.text(st.sampled_from("xyé \n"), max_size=4),
+    st.booleans(),
+)
 def test_any_edit_works_or_changes_nothing(text: str, old: str, new: str, every: bool) -> None:
     assume(old)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,5 @@
-"""errors.py: what servers say, in their own words -> the kind, the wait, and one line for the user."""
+"""errors.py: what servers say, in their own words -> the kind, the wait, and one line for the
+user."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def name(value: object) -> str:
     return json.dumps(value, default=str)[:70]
 
 
-# ---- the kind, in the order of the rules -----------------------------------------------------------------
+# ---- the kind, in the order of the rules ---------------------------------------------------------
 
 AUTH_WORDS = "invalid_api_key authentication_error invalid_authentication_error permission_error"
 POOR = ("Insufficient", "Negative", "Not enough", "No", "Low", "The account's", "In arrears:")
@@ -122,7 +123,8 @@ def test_an_error_is_of_its_kind(kind: str) -> None:
     for status, body in KINDS[kind]:
         retryable = kind in ("rate_limit", "server") or body in TRANSIENT
         error = classify(status, said(body) if isinstance(body, str) and body else body)
-        assert (error.kind, error.retryable) == (kind, retryable), (status, body)
+        assert error.kind == kind, (status, body)
+        assert error.retryable == retryable, (status, body)
 
 
 TOO_LONG = """
@@ -177,9 +179,12 @@ def test_a_server_that_loads_its_model_is_told_from_one_that_cannot() -> None:
         assert [row for row in rows if classify(*row).loading is not loading] == []
 
 
-# ---- the words ----------------------------------------------------------------------------------------------
+# ---- the words -----------------------------------------------------------------------------------
 
-FIELDS = [{"loc": ["body", "tools", 0], "msg": "field required"}, {"loc": [], "msg": "and more"}]
+FIELDS = [
+    {"loc": ["body", "tools", 0], "msg": "field required"},
+    {"loc": [], "msg": "and more"},
+]
 PAGE = "  <!DOCTYPE html>\n<html><head><title>502\nBad Gateway</title></head><body>x</body></html>"
 
 
@@ -202,7 +207,10 @@ PAGE = "  <!DOCTYPE html>\n<html><head><title>502\nBad Gateway</title></head><bo
         ("a < b and <html>", "a < b and <html>"),
         (said("a\x1b[31mb\x00\u202ec\r\nd"), "a [31mb c d"),
         ("x" * 600, "x" * 500 + "\u2026"),
-        ({"errors": [{"message": "bad schema", "code": 5007}], "success": False}, "bad schema"),
+        (
+            {"errors": [{"message": "bad schema", "code": 5007}], "success": False},
+            "bad schema",
+        ),
         ({"error": "invalid_token", "error_description": "expired"}, "invalid_token: expired"),
     ],
     ids=name,
@@ -210,7 +218,8 @@ PAGE = "  <!DOCTYPE html>\n<html><head><title>502\nBad Gateway</title></head><bo
 def test_the_message_is_found_in_any_body(body: Any, message: str) -> None:
     error = classify(400, body)
     assert error.message == message
-    assert happened(error).isprintable() and explain(error).isprintable()
+    assert happened(error).isprintable()
+    assert explain(error).isprintable()
 
 
 def test_the_parameter_and_the_requests_id_are_passed_on() -> None:
@@ -244,7 +253,11 @@ def test_an_error_is_one_line_that_says_what_to_do(row: str) -> None:
     facts, message, line = (cell.strip() for cell in row.split("|"))
     kind, *given = facts.split()
     pairs = (fact.split("=") for fact in given)
-    error = ModelError(kind, message, **{key: READ.get(key, str)(value) for key, value in pairs})  # type: ignore[arg-type]
+    error = ModelError(
+        kind,
+        message,
+        **{key: READ.get(key, str)(value) for key, value in pairs},
+    )  # type: ignore[arg-type]
     first, _, last = line.rpartition(" ")
     assert explain(error) == f"{first} {ADVICE.get(last, last)}"
 
@@ -253,7 +266,10 @@ def test_an_error_over_the_wire_keeps_its_status_words_and_id_and_gains_no_secre
     headers = {"x-request-id": "r1", "content-type": "text/plain"}
     bad = Reply(status=401, headers=headers, chunks=[b"bad \xff key\r\n"])
     with serve(bad) as server:
-        _, result = ask(server, model={"api_key": "sk-CANARY", "headers": {"x-team": "sk-CANARY"}})
+        _, result = ask(
+            server,
+            model={"api_key": "sk-CANARY", "headers": {"x-team": "sk-CANARY"}},
+        )
     assert result.error
     line = "the key was rejected: bad \ufffd key (HTTP 401, request r1). "
     assert explain(result.error).startswith(line)
@@ -266,9 +282,16 @@ SHAPES.append('{"detail": ' + "[" * 900 + "]" * 900 + "}")
 
 @pytest.mark.parametrize("body", SHAPES, ids=name)
 def test_an_error_of_any_shape_breaks_nothing(body: str) -> None:
-    with serve(Reply(status=400, chunks=[body.encode()])) as server:
+    with serve(
+        Reply(
+            status=400,
+            chunks=[body.encode()],
+        )
+    ) as server:
         _, result = ask(server)
-    assert result.error and result.error.kind == "bad_request" and len(result.text) < 600
+    assert result.error
+    assert result.error.kind == "bad_request"
+    assert len(result.text) < 600
 
 
 @pytest.mark.parametrize(
@@ -287,7 +310,7 @@ def test_an_error_whose_body_cannot_be_read_is_judged_by_its_status(bad: Reply) 
     assert [event.error.kind for event in events if isinstance(event, Retry)] == ["server"]
 
 
-# ---- how long to wait ------------------------------------------------------------------------------------
+# ---- how long to wait ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -319,15 +342,21 @@ def test_the_wait_is_found_in_every_form(headers: Any, message: str, seconds: fl
 
 @pytest.mark.case("NET-06")
 def test_a_moment_is_a_wait_from_now_on() -> None:
-    hint = retry_hint({"retry-after": formatdate(time.time() + 1000, usegmt=True)}, "")
-    assert hint is not None and 900 < hint <= 1000
+    hint = retry_hint(
+        {"retry-after": formatdate(time.time() + 1000, usegmt=True)},
+        "",
+    )
+    assert hint is not None
+    assert 900 < hint <= 1000
 
 
 def test_geminis_wait_stands_in_its_details() -> None:
     details = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "7s"}]
     for message in ("Resource has been exhausted (e.g. check quota).", SPENT_PLAN):
         error = classify(429, [said(message, code=429, details=details)])
-        assert (error.kind, error.retryable, error.retry_after) == ("rate_limit", True, 7.0)
+        assert error.kind == "rate_limit"
+        assert error.retryable is True
+        assert error.retry_after == 7.0
 
 
 def test_the_policy_doubles_with_jitter_up_to_a_cap_and_never_waits_less_than_it_is_asked() -> None:
@@ -336,8 +365,21 @@ def test_the_policy_doubles_with_jitter_up_to_a_cap_and_never_waits_less_than_it
     def asking(wait: float | None) -> ModelError:
         return ModelError("server", "", retryable=True, retry_after=wait)
 
-    for attempt, most in ((1, 2), (2, 4), (3, 8), (5, 30), (50, 30)):
-        delays = [policy.delay(asking(None), attempt) or 0 for _ in range(50)]
+    for attempt, most in (
+        (1, 2),
+        (2, 4),
+        (3, 8),
+        (5, 30),
+        (50, 30),
+    ):
+        delays = [
+            policy.delay(
+                asking(None),
+                attempt,
+            )
+            or 0
+            for _ in range(50)
+        ]
         assert most * 0.75 <= min(delays) < max(delays) <= most
     assert [policy.delay(asking(wait), 1) for wait in (9, 60, 61)] == [9, 60, None]
     assert policy.delay(ModelError("auth", ""), 1) is None

@@ -1,4 +1,5 @@
-"""Sessions as people read them: what is in the transcript, what is not, and that nothing in it is more than text."""
+"""Sessions as people read them: what is in the transcript, what is not, and that nothing in it is
+more than text."""
 
 from __future__ import annotations
 
@@ -51,7 +52,13 @@ def session(store: Store) -> str:
     script = [first, Reply("It is done."), Reply("no such model", status=404)]
     with serve(*script) as server, Recorder(store, info) as recorder:
         for prompt in ("Change x.py\nplease", "And now?"):
-            ask(server, prompt, tools=[change, fail], messages=recorder.messages, each=recorder)
+            ask(
+                server,
+                prompt,
+                tools=[change, fail],
+                messages=recorder.messages,
+                each=recorder,
+            )
     return info.id
 
 
@@ -89,7 +96,8 @@ def test_a_transcript_has_all_in_its_order(store: Store, session: str, format_: 
     head = ("Change x", session, "some-model · /ws", "User", "Change x.py", "please", "Assistant")
     first = ("Hm, let me think.", "I change it.", "change x.py · 0.0 s", "path: x.py", "Changed.")
     rest = ("-old line", "fail · 0.0 s · failed", "Error: no luck", "It is done.", "And now?")
-    assert in_order(text, *head, *first, *rest, "Stopped (error): ") and text.count("Changed.") == 1
+    assert in_order(text, *head, *first, *rest, "Stopped (error): ")
+    assert text.count("Changed.") == 1
     assert len(re.findall(r"User · \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text)) == 2
     assert re.search(r"Assistant · \d{4}-\d\d-\d\d \d\d:\d\d:\d\d · \d+ in, \d+ out", text)
     assert re.search(r"[\d,]+ tokens in \(0 cached\), \d+ out", text)
@@ -100,7 +108,10 @@ def test_thoughts_under_two_names_stand_there_once(store: Store, format_: Format
     """As of servers that send them under an old name and a new one."""
     answer = {"role": "assistant", "content": "It is done."}
     thoughts = {"reasoning_content": "Let me think.", "reasoning": "Let me think."}
-    text = words(export(store, kept(store, user("go"), answer | thoughts), format_), format_)
+    text = words(
+        export(store, kept(store, user("go"), answer | thoughts), format_),
+        format_,
+    )
     assert text.count("Let me think.") == 1
 
 
@@ -150,16 +161,27 @@ def test_what_a_compaction_replaced_is_in_it_and_marked(store: Store, format_: F
 @pytest.mark.case("INV-03")
 def test_outputs_stand_with_their_calls_whole_also_where_they_were_pruned(store: Store) -> None:
     """Servers exist that count the ids from zero in every answer."""
-    pruned = kept(store, calling("a", name="read"), result("a", "the whole output"), user("go on"))
+    pruned = kept(
+        store,
+        calling("a", name="read"),
+        result("a", "the whole output"),
+        user("go on"),
+    )
     with Recorder(store, store.get(pruned)) as recorder:
         recorder.messages[1] = result("a", "[Old tool output removed]")
         recorder(Compacted("threshold", 1, {}, {}, "prune"))
     text = export(store, pruned, "md")
-    assert "the whole output" in text and "Old tool output removed" not in text
+    assert "the whole output" in text
+    assert "Old tool output removed" not in text
     assert text.count("shortened here") == 1
     same = export(
         store,
-        kept(store, calling("a", name="f"), calling("a", name="f"), result("a", "second")),
+        kept(
+            store,
+            calling("a", name="f"),
+            calling("a", name="f"),
+            result("a", "second"),
+        ),
         "md",
     )
     assert same.count("second") == 1
@@ -172,8 +194,10 @@ def test_in_markdown_nothing_closes_a_fence_and_what_the_user_said_is_quoted(sto
     answer = {"role": "assistant", "content": "# heading\n- item"}
     title = "<img src=x>\nsecond line"
     text = export(store, kept(store, *messages, answer, title=title), "md")
-    assert text.startswith("# <img src=x> second line\n") and "\x1b" not in text
-    assert "\n> # not a heading\n>\n> of ours\n" in text and "\n\n# heading\n- item\n" in text
+    assert text.startswith("# <img src=x> second line\n")
+    assert "\x1b" not in text
+    assert "\n> # not a heading\n>\n> of ours\n" in text
+    assert "\n\n# heading\n- item\n" in text
     fenced = "`````\n````\n</details><script>alert(1)</script>\n```[31m\n`````"
     assert f"<details><summary>read</summary>\n\n{fenced}\n\n</details>" in text
     hostile = export(store, kept(store, calling("a", name="</summary>&")), "md")
@@ -189,13 +213,21 @@ def test_the_page_needs_nothing_and_allows_nothing(store: Store, session: str) -
     metas = [each for name, each in outline.tags if name == "meta"]
     [policy] = [each["content"] for each in metas if "http-equiv" in each]
     assert policy == "default-src 'none'; style-src 'unsafe-inline'"
-    assert "url(" not in page and "http:" not in page and "https:" not in page
-    assert ("span", {"class": "add"}) in outline.tags and ("span", {"class": "cut"}) in outline.tags
-    assert page.index("charset") < 100 and outline.text.count("+new <line>") == 1
+    assert "url(" not in page
+    assert "http:" not in page
+    assert "https:" not in page
+    assert ("span", {"class": "add"}) in outline.tags
+    assert ("span", {"class": "cut"}) in outline.tags
+    assert page.index("charset") < 100
+    assert outline.text.count("+new <line>") == 1
 
 
 def page_of(store: Store, answer: str) -> tuple[str, Outline]:
-    page = export(store, kept(store, user("go"), {"role": "assistant", "content": answer}), "html")
+    page = export(
+        store,
+        kept(store, user("go"), {"role": "assistant", "content": answer}),
+        "html",
+    )
     return page.partition("<body>")[2], Outline(page.partition("<body>")[2])
 
 
@@ -228,7 +260,9 @@ def test_an_answer_is_rendered_as_markdown_and_what_the_user_wrote_is_not(store:
     names = [name for name, _ in outline.tags]
     assert set(RENDERED.split()) <= set(names)
     assert ("a", {"href": "https://example.com/?a=1&b=2"}) in outline.tags
-    assert "if 1 &lt; 2: pass" in page and "**" not in page and "~~" not in page
+    assert "if 1 &lt; 2: pass" in page
+    assert "**" not in page
+    assert "~~" not in page
     mine = export(store, kept(store, user("**mine** <b>")), "html")
     assert "**mine** &lt;b&gt;" in mine
 
@@ -268,7 +302,8 @@ LOADED = "script img iframe object embed form link meta base style svg video aud
 def test_no_markdown_of_a_model_is_more_than_text_and_links(
     store: Store, written: str, shown: str
 ) -> None:
-    """No HTML of its own, no link that runs or opens anything but a page, no image that is loaded."""
+    """No HTML of its own, no link that runs or opens anything but a page, no image that is
+    loaded."""
     page, outline = page_of(store, written)
     assert shown in page
     names = {name for name, _ in outline.tags}
@@ -301,12 +336,20 @@ HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(1)>\x00\x1b]0;own
 
 def everywhere(store: Store, text: str) -> str:
     """A session with this text wherever one can stand."""
-    arguments, meta = json.dumps({text: text}), {"x": [text], text: 1}
+    arguments = json.dumps({text: text})
+    meta = {"x": [text], text: 1}
     session_id = kept(
         store,
         user([{"type": "text", "text": text}]),
         {"role": 'x" onclick="alert(1)', "content": text},
-        calling(text, name=text, arguments=arguments, content=text, reasoning=text, meta=meta),
+        calling(
+            text,
+            name=text,
+            arguments=arguments,
+            content=text,
+            reasoning=text,
+            meta=meta,
+        ),
         result(text, text),
         directory=text,
         model=text,
@@ -333,7 +376,16 @@ def test_whatever_stands_in_a_session_is_text_on_the_page(store: Store) -> None:
     assert not re.search("[\x00-\x08\x0b-\x1f]", page)
 
 
-@pytest.mark.parametrize("details", [[1], "text", {"diff": 5}, {"diff": ["a"]}, {"diff": None}])
+@pytest.mark.parametrize(
+    "details",
+    [
+        [1],
+        "text",
+        {"diff": 5},
+        {"diff": ["a"]},
+        {"diff": None},
+    ],
+)
 @pytest.mark.parametrize("format_", FORMATS)
 def test_a_tool_of_a_plugin_may_have_any_details(
     store: Store, details: Any, format_: Format
@@ -344,7 +396,13 @@ def test_a_tool_of_a_plugin_may_have_any_details(
         return ToolResult("It is odd.", details=details)
 
     info = store.create("/ws")
-    with serve(Reply(calls=[("odd", {})]), Reply("done")) as server, Recorder(store, info) as kept:
+    with (
+        serve(
+            Reply(calls=[("odd", {})]),
+            Reply("done"),
+        ) as server,
+        Recorder(store, info) as kept,
+    ):
         ask(server, "go", tools=[odd], messages=kept.messages, each=kept)
     assert "It is odd." in export(store, info.id, format_)
 
@@ -356,7 +414,8 @@ def test_a_tool_of_a_plugin_may_have_any_details(
 def test_no_format_shows_a_secret_wherever_it_stands(store: Store, format_: Format) -> None:
     secret = "sk-CANARY" + "0123456789abcdef" * 2
     text = export(store, everywhere(store, secret), format_)
-    assert secret not in text and text.count(REMOVED) >= 8
+    assert secret not in text
+    assert text.count(REMOVED) >= 8
 
 
 SECRETS = [
@@ -391,6 +450,9 @@ AKIA
 the Authorization header is missing""".splitlines()
 
 
-@pytest.mark.parametrize(("text", "clean"), [*SECRETS, *zip(HARMLESS, HARMLESS)])
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [*SECRETS, *zip(HARMLESS, HARMLESS)],
+)
 def test_what_looks_like_a_secret_is_taken_out_and_nothing_else(text: str, clean: str) -> None:
     assert redactor()(text) == clean

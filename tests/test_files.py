@@ -67,8 +67,16 @@ READS: list[tuple[str | bytes, dict[str, int], str]] = [
     (LONG, {"offset": 2, "limit": 2}, "2\tÄÖ\n3\tnext\n\n(lines 2-3 of 5; use offset=4 to go on)"),
     (LONG, {"offset": 4}, f"4\t{'y' * 2000} {CUT(2 << 20)}\n5\tend{NEXT(4)}"),
     (LONG, {"offset": 5}, "5\tend"),
-    ("x\n" * (1 << 20), {"limit": 1}, FIRST(1 << 20)),
-    ("x\n" * (1 << 20) + "e", {"limit": 1}, FIRST((1 << 20) + 1)),
+    (
+        "x\n" * (1 << 20),
+        {"limit": 1},
+        FIRST(1 << 20),
+    ),
+    (
+        "x\n" * (1 << 20) + "e",
+        {"limit": 1},
+        FIRST((1 << 20) + 1),
+    ),
     (
         f"{'😀' * 2000}\n{'é' * 2001}\n",
         {},
@@ -81,7 +89,11 @@ READS: list[tuple[str | bytes, dict[str, int], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("content", "part", "text"), READS, ids=map(str, range(len(READS))))
+@pytest.mark.parametrize(
+    ("content", "part", "text"),
+    READS,
+    ids=map(str, range(len(READS))),
+)
 def test_read_shows(ws: Workspace, content: str | bytes, part: dict[str, int], text: str) -> None:
     (ws.folder / "a").write_bytes(content if isinstance(content, bytes) else content.encode())
     assert ws.call("read", path="a", **part).content == text
@@ -142,7 +154,8 @@ def test_a_missing_file_is_named_as_the_model_did_with_what_is_near(
 ) -> None:
     ws.put(FILES)
     said = ws.fails("read", path=path)
-    assert says in said and str(ws.folder) not in said
+    assert says in said
+    assert str(ws.folder) not in said
     assert ("did you mean" in said) == ("did you mean" in says)
 
 
@@ -192,7 +205,8 @@ def test_going_on_as_told_gives_every_line_once(ws: Workspace) -> None:
     """At most 2000 lines at a time, and less than the loop would cut."""
     whole = [f"{number} {'x' * (number % 300)}" for number in range(1, 5001)]
     (ws.folder / "a").write_text("\n".join(whole))
-    lines, offset = list[str](), "1"
+    lines = list[str]()
+    offset = "1"
     while offset:
         text, _, rest = ws("read", path="a", offset=int(offset)).partition("\n\n(lines ")
         assert len(text) < 30_000
@@ -225,8 +239,20 @@ CALLS: tuple[dict[str, Any], ...] = (
 def test_what_is_no_file_is_refused_at_once(
     ws: Workspace, unreadable: str, path: str, why: str
 ) -> None:
-    os.mkfifo(ws.put({}, to_pipe="pipe", loop="loop", to_ended=unreadable) / "pipe")
-    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(ws.folder), promptly():
+    os.mkfifo(
+        ws.put(
+            {},
+            to_pipe="pipe",
+            loop="loop",
+            to_ended=unreadable,
+        )
+        / "pipe"
+    )
+    with (
+        socket.socket(socket.AF_UNIX) as server,
+        contextlib.chdir(ws.folder),
+        promptly(),
+    ):
         server.bind("socket")  # a relative name, because the length of these is limited
         for call in CALLS:
             assert why in ws.fails(**call, path=path)
@@ -235,8 +261,10 @@ def test_what_is_no_file_is_refused_at_once(
 
 def test_a_repository_may_be_a_link_that_nobody_can_read(ws: Workspace, unreadable: str) -> None:
     ws.put({".git": f"gitdir: {unreadable}\n"})
-    assert git_folders(ws.folder) == [Path(unreadable)] and not writable_git_folders(ws.folder)
-    assert "is not read" in ws.fails("read", path=f"..{'/..' * 20}{unreadable}") and not ws.asked
+    assert git_folders(ws.folder) == [Path(unreadable)]
+    assert not writable_git_folders(ws.folder)
+    assert "is not read" in ws.fails("read", path=f"..{'/..' * 20}{unreadable}")
+    assert not ws.asked
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="lists the open files in /proc")
@@ -272,7 +300,8 @@ def test_reading_outside_the_workspace_asks_for_the_place(
             ("external_directory", str(tmp_path / "secret")),
             ("read", str(tmp_path / "secret")),
         ]
-    beside, tools = tmp_path / "ws-evil", Workspace(ws.folder, read, ls, grep, glob)
+    beside = tmp_path / "ws-evil"
+    tools = Workspace(ws.folder, read, ls, grep, glob)
     for name, arguments in (
         ("read", {"path": "../ws-evil/x"}),
         ("ls", {"path": str(beside)}),
@@ -286,7 +315,10 @@ def test_reading_outside_the_workspace_asks_for_the_place(
 
 
 @pytest.mark.case("FIL-28", "FIL-29")
-@pytest.mark.parametrize("block", [b"the words of a log\n" * (1 << 16), b"a" * (1 << 20)])
+@pytest.mark.parametrize(
+    "block",
+    [b"the words of a log\n" * (1 << 16), b"a" * (1 << 20)],
+)
 def test_a_large_file_is_read_in_little_memory(ws: Workspace, block: bytes) -> None:
     with open(ws.folder / "a", "wb") as file:
         file.writelines([block] * 100)
@@ -314,7 +346,8 @@ def test_files_with_odd_names_are_listed_read_and_written(ws: Workspace) -> None
     for name, shown in ODD_NAMES.items():
         path = os.fsdecode(name)
         ws("write", path=path, content="content")
-        assert (ws("ls"), ws("read", path=path)) == (shown, "content")
+        assert ws("ls") == shown
+        assert ws("read", path=path) == "content"
         (ws.folder / path).unlink()
 
 
@@ -343,7 +376,8 @@ def test_a_file_is_created_and_overwritten_where_it_is_as_it_was_read(ws: Worksp
     assert file.read_text() == "own changes need no READING"
     ws("read", path="a")
     ws("write", path="a", content="x")
-    assert file.read_text() == "x" and ws.names() == ["a", "folder"]
+    assert file.read_text() == "x"
+    assert ws.names() == ["a", "folder"]
 
 
 @pytest.mark.case("FIL-02", "FIL-03", "FIL-05")
@@ -358,7 +392,8 @@ def test_nothing_is_written_outside_the_workspace(ws: Workspace, tmp_path: Path)
         assert f"is outside the workspace {ws.folder}: nothing is written there" in message
         message = ws.fails("edit", path=path, old_string="old", new_string="PWN")
         assert "outside the workspace" in message
-    assert (tmp_path / "out").read_text() == "old" and sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "out").read_text() == "old"
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 # ---- write: what stays ----------------------------------------------------------------------
@@ -383,7 +418,8 @@ def test_endings_and_encoding_stay(
     ws("read", path="a")
     result = ws.call("write", path="a", content=content)
     if isinstance(after, str):
-        assert after in result.content and file.read_bytes() == before
+        assert after in result.content
+        assert file.read_bytes() == before
     else:
         assert file.read_bytes() == after
 
@@ -406,13 +442,16 @@ def test_mode_and_owner_stay(ws: Workspace, monkeypatch: pytest.MonkeyPatch, mod
     ws("write", path="a", content="two")
     ws("edit", path="a", old_string="two", new_string="three")
     after = file.stat()
-    assert stat.S_IMODE(after.st_mode) == mode and file.read_text() == "three"
-    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+    assert stat.S_IMODE(after.st_mode) == mode
+    assert file.read_text() == "three"
+    assert after.st_uid == before.st_uid
+    assert after.st_gid == before.st_gid
 
 
 @pytest.mark.case("FIL-17", "FIL-23")
 def test_links_stay_and_what_they_lead_to_is_written(ws: Workspace) -> None:
-    target, other = ws.folder / "target", ws.folder / "other"
+    target = ws.folder / "target"
+    other = ws.folder / "other"
     links = {"link": "target", "dangling": "missing"}
     ws.put({"target": "one"}, **links)
     ws("read", path="link")
@@ -421,25 +460,37 @@ def test_links_stay_and_what_they_lead_to_is_written(ws: Workspace) -> None:
     assert ws("write", path="link", content="two") == "Overwrote target: 1 lines, was 1."
     ws("write", path="dangling", content="new")
     assert {name: os.readlink(ws.folder / name) for name in links} == links
-    assert (target.read_text(), (ws.folder / "missing").read_text()) == ("two", "new")
+    assert target.read_text() == "two"
+    assert (ws.folder / "missing").read_text() == "new"
     os.link(target, other)
     note = "the file had 2 hard links; the others keep the old content"
-    assert note in ws("write", path="target", content="three") and other.read_text() == "two"
+    assert note in ws("write", path="target", content="three")
+    assert other.read_text() == "two"
     assert "hard links" not in ws("write", path="target", content="four")
 
 
 def test_a_power_cut_loses_no_edit(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = list[int]()
     monkeypatch.setattr(os, "fsync", synced.append)
-    ws("write", path="a", content="one"), ws("edit", path="a", old_string="one", new_string="two")
+    (
+        ws("write", path="a", content="one"),
+        ws(
+            "edit",
+            path="a",
+            old_string="one",
+            new_string="two",
+        ),
+    )
     assert len(synced) == 2
 
 
 def test_a_file_takes_the_place_of_a_link_that_a_command_put_there_meanwhile(ws: Workspace) -> None:
     ws.put({}, a="elsewhere")
     save(ToolContext(ws.folder, ws.abort), ws.folder / "a", b"text")
-    assert (ws.folder / "a").is_file() and ws.names() == ["a"]
-    assert (ws.folder / "a").read_text() == "text" and not (ws.folder / "a").is_symlink()
+    assert (ws.folder / "a").is_file()
+    assert ws.names() == ["a"]
+    assert (ws.folder / "a").read_text() == "text"
+    assert not (ws.folder / "a").is_symlink()
 
 
 def test_a_folder_that_another_makes_at_the_same_time_is_taken(
@@ -477,10 +528,16 @@ def test_a_failed_write_leaves_the_original_and_no_temporary_file(
     for path in ("a", "new"):
         said = ws.fails("write", path=path, content="y" * 100_000)
         assert said == f"Error: {path} {why}"
-    assert why in ws.fails("edit", path="a", old_string="x" * 3000, new_string="z" * 5000)
+    assert why in ws.fails(
+        "edit",
+        path="a",
+        old_string="x" * 3000,
+        new_string="z" * 5000,
+    )
     assert "a/below could not be written" in ws.fails("write", path="a/below", content="y")
     ws("write", path="sub/new", content="y" * 4000)
-    assert ws.names() == ["a", "sub"] and os.listdir(ws.folder / "sub") == ["new"]
+    assert ws.names() == ["a", "sub"]
+    assert os.listdir(ws.folder / "sub") == ["new"]
     assert (ws.folder / "a").read_text() == "x" * 3000
 
 
@@ -498,7 +555,11 @@ while True:
 
 @pytest.mark.case("FIL-21")
 @pytest.mark.parametrize(
-    ("size", "times"), [(8 << 20, 3), pytest.param(48 << 20, 30, marks=pytest.mark.slow)]
+    ("size", "times"),
+    [
+        (8 << 20, 3),
+        pytest.param(48 << 20, 30, marks=pytest.mark.slow),
+    ],
 )
 def test_a_kill_leaves_the_old_or_the_new_file(ws: Workspace, size: int, times: int) -> None:
     """Beside it at most a part of the new one, under a name of ours."""
@@ -512,7 +573,8 @@ def test_a_kill_leaves_the_old_or_the_new_file(ws: Workspace, size: int, times: 
             writer.kill()
         assert (ws.folder / "file").read_bytes() in (b"a" * size, b"b" * size)
         left = [name for name in ws.names() if name != "file"]
-        assert len(left) <= 1 and all(re.fullmatch(r"\.coder-.*\.tmp", name) for name in left)
+        assert len(left) <= 1
+        assert all(re.fullmatch(r"\.coder-.*\.tmp", name) for name in left)
         for name in left:
             (ws.folder / name).unlink()
 
@@ -523,12 +585,19 @@ def test_a_kill_leaves_the_old_or_the_new_file(ws: Workspace, size: int, times: 
 @pytest.mark.case("FIL-11")
 def test_ls_marks_folders_links_and_what_is_no_regular_file(ws: Workspace) -> None:
     links = {"to_a": "a", "to_nothing": "missing", "loop": "loop", "to_odd": "/tmp/new\nline"}
-    os.mkfifo(ws.put({"a/": "", ".hidden": "", "b.txt": ""}, **links) / "pipe")
+    os.mkfifo(
+        ws.put(
+            {"a/": "", ".hidden": "", "b.txt": ""},
+            **links,
+        )
+        / "pipe"
+    )
     assert ws("ls").split("\n") == [
         *(".hidden", "a/", "b.txt", "loop -> loop", "pipe (not a regular file)"),
         *("to-a -> a", "to-nothing -> missing", "to-odd -> /tmp/new\\nline"),
     ]
-    assert ws.asked == [] and ws("ls", path="to-a") == "(the folder is empty)"
+    assert ws.asked == []
+    assert ws("ls", path="to-a") == "(the folder is empty)"
     refused = {"b.txt": "is a file: use read", "pipe": "is a file", "/proc/self": "is not read"}
     for path, why in (refused | {"absent": "there is no folder absent"}).items():
         assert why in ws.fails("ls", path=path)
@@ -551,13 +620,20 @@ FEW = st.lists(st.sampled_from("abc"), max_size=30)
 def test_a_diff_turns_the_old_lines_into_the_new_ones(old: list[str], new: list[str]) -> None:
     assume(old != new)
     with promptly():
-        first, second, *lines = diff("\n".join(old), "\n".join(new), "f").split("\n")
-    assert (first, second) == ("--- a/f", "+++ b/f")
-    result, at = list[str](), 0
+        first, second, *lines = diff(
+            "\n".join(old),
+            "\n".join(new),
+            "f",
+        ).split("\n")
+    assert first == "--- a/f"
+    assert second == "+++ b/f"
+    result = list[str]()
+    at = 0
     for line in lines:
         if found := re.fullmatch(r"@@ -(\d+)(,0)?(?:,\d+)? \+(\d+)(,0)?(?:,\d+)? @@", line):
             start = int(found[1]) - (not found[2])
-            result, at = result + old[at:start], start
+            result = result + old[at:start]
+            at = start
             assert len(result) == int(found[3]) - (not found[4])
         elif line[0] in " -":
             assert old[at] == line[1:]
@@ -568,7 +644,8 @@ def test_a_diff_turns_the_old_lines_into_the_new_ones(old: list[str], new: list[
 
 # ---- what happens while permission is asked -------------------------------------------------
 
-WRITE, EDIT = CALLS[1], {"name": "edit", "path": "a", "old_string": "o", "new_string": "0"}
+WRITE = CALLS[1]
+EDIT = {"name": "edit", "path": "a", "old_string": "o", "new_string": "0"}
 ADD = "*** Add File: c\n+x"
 
 
@@ -595,7 +672,8 @@ def test_the_users_own_change_stays(
     if call["name"] == "write":
         ws("read", path="a")
     ws.when_asked = meanwhile
-    assert f"{name} changed on disk" in ws.fails(**call) and ws.files() == before
+    assert f"{name} changed on disk" in ws.fails(**call)
+    assert ws.files() == before
 
 
 @pytest.mark.parametrize(

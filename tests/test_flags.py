@@ -1,4 +1,5 @@
-"""Every flag, driven at a terminal that is narrow, usual and wide; the screen is read, and what the server was sent."""
+"""Every flag, driven at a terminal that is narrow, usual and wide; the screen is read, and what the
+server was sent."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from tests.test_repl import bare
 
 CTRL_D = "\x04"
 
-# Each start of the program: its place, its flags, each with what the screen shows of it, or with what the requests hold
-# ("sent: ") or what the screen does not show ("none: "); and the entries of the session. None: one task.
+# Each start of the program: its place, its flags, each with what the screen shows of it, or with
+# what the requests hold ("sent: ") or what the screen does not show ("none: "); and the entries of
+# the session. None: one task.
 STARTS: list[tuple[str, dict[str, str], list[str] | None]] = [
     (
         "a",
@@ -83,13 +85,17 @@ STARTS: list[tuple[str, dict[str, str], list[str] | None]] = [
 
 def answer(body: Body) -> Reply:
     """What the entry asks for: a command, silence once, or an echo."""
-    last, asked = body["messages"][-1], len(body["messages"])
+    last = body["messages"][-1]
+    asked = len(body["messages"])
     text = last["content"] if isinstance(last["content"], str) else last["content"][0]["text"]
     if text == "hang" and asked not in hung:
         hung.add(asked)
         return Reply("You", cut=1, close="hang")
     if text.startswith("run "):
-        return Reply(reasoning="I think so.", calls=[("bash", {"command": text[4:]})])
+        return Reply(
+            reasoning="I think so.",
+            calls=[("bash", {"command": text[4:]})],
+        )
     return Reply("Done." if last["role"] == "tool" else f"You said **{text}**.")
 
 
@@ -101,7 +107,14 @@ def drive(session: Terminal, flags: dict[str, str], entries: list[str] | None) -
     if "-p" in flags:
         session.enter("hello")
         session.ctrl_d()
-    for keys in [] if entries is None else [*(f"{entry}\r" for entry in entries), CTRL_D]:
+    for keys in (
+        []
+        if entries is None
+        else [
+            *(f"{entry}\r" for entry in entries),
+            CTRL_D,
+        ]
+    ):
         session.prompt()
         session.ready()
         session.type(keys)
@@ -116,9 +129,13 @@ def check(flags: dict[str, str], seen: str, sent: str) -> None:
     """Each flag has done its part. Where the rows of the screen end does not matter."""
     for flag, expected in flags.items():
         kind = expected[:6] if expected[:6] in ("sent: ", "none: ") else ""
-        at, where = 0, sent if kind == "sent: " else "".join(seen.split())
+        at = 0
+        where = sent if kind == "sent: " else "".join(seen.split())
         for part in expected.removeprefix(kind).split(" ... "):
-            at = where.find(part if kind == "sent: " else "".join(part.split()), at)
+            at = where.find(
+                part if kind == "sent: " else "".join(part.split()),
+                at,
+            )
             assert (at < 0) is (kind == "none: "), f"{flag}: {part!r} in {seen}"
 
 
@@ -146,7 +163,8 @@ def test_every_flag_is_seen_in_rows_that_fit(tmp_path: Path, place: str, columns
             check(flags, seen, json.dumps(server.requests[before:]))
             lines = [line.strip("\r") for line in bare(session.output).split("\n")]
             wide = [line for line in lines if len(line.rpartition("\r")[2]) > columns]
-            # Not broken between words: outputs and entries, JSON, and a path that is wider than a row
+            # Not broken between words: outputs and entries, JSON, and a path that is wider than a
+            # row
             exact = re.compile(rf"  |\{{|.*❯|.*\S{{{columns},}}")
             assert not [line for line in wide if not exact.match(line)]
             assert "--trace trace" not in flags or "hello" in (tmp_path / "ws/trace").read_text()

@@ -1,4 +1,5 @@
-"""The git guard: what a command changes in git's own files and in coder's is put back and reported (SBX-03, SBX-04)."""
+"""The git guard: what a command changes in git's own files and in coder's is put back and reported
+(SBX-03, SBX-04)."""
 
 from __future__ import annotations
 
@@ -68,10 +69,12 @@ git init -q --bare x; mv x/* . => HEAD (new)
 
 @pytest.mark.case("SBX-04")
 def test_any_change_of_what_git_would_run_or_obey_is_put_back(repository: Path) -> None:
-    before, guard = state_of(repository), GitGuard(repository)
+    before = state_of(repository)
+    guard = GitGuard(repository)
     for line, names in PUT_BACK:
         found = changed(guard, line, repository)
-        assert names in found and "not put back" not in found, (line, found)
+        assert names in found, (line, found)
+        assert "not put back" not in found, (line, found)
         assert state_of(repository) == before, line
 
 
@@ -90,7 +93,8 @@ def test_a_link_is_put_back_as_a_link(repository: Path, target: str) -> None:
     (repository / "tools").mkdir()
     (repository / "tools" / "hook").write_text("mine")
     (repository / ".git/hooks/pre-push").symlink_to(target)
-    before, guard = state_of(repository), GitGuard(repository)
+    before = state_of(repository)
+    guard = GitGuard(repository)
     for line, names in LINKS:
         assert changed(guard, line, repository) == names, line
         assert os.readlink(repository / ".git/hooks/pre-push") == target, line
@@ -114,20 +118,25 @@ def test_the_daily_work_of_git_passes(repository: Path) -> None:
     guard = GitGuard(repository)
     for line, output in DAILY:
         assert guard.begin() == {}
-        assert (shell(repository, line), guard.end()) == (output, {}), line
+        assert shell(repository, line) == output, line
+        assert guard.end() == {}, line
 
 
 def test_a_repository_that_a_command_makes_stays_without_what_would_run(ws: Path) -> None:
     made = "git init -q && git commit -qm x --allow-empty"
-    assert changed(GitGuard(ws), made, ws) == "" and shell(ws, "git log --format=%s") == "x"
+    assert changed(GitGuard(ws), made, ws) == ""
+    assert shell(ws, "git log --format=%s") == "x"
     shutil.rmtree(ws / ".git")
     line = f"{made}; git config core.pager evil; touch .git/hooks/pre-push"
     assert changed(GitGuard(ws), line, ws) == ".git/config (new), .git/hooks/pre-push (new)"
-    assert shell(ws, "git log --format=%s") == "x" and "evil" not in shell(ws, "git config --list")
+    assert shell(ws, "git log --format=%s") == "x"
+    assert "evil" not in shell(ws, "git config --list")
 
 
 def test_putting_back_leaves_other_places_as_they_are(repository: Path) -> None:
-    target, other, guard = repository.parent / "beside", repository / "other", GitGuard(repository)
+    target = repository.parent / "beside"
+    other = repository / "other"
+    guard = GitGuard(repository)
     (target / "pre-push").write_text("the user's")
     shell(repository, "git init -q other; echo theirs > other/.git/hooks/pre-push")
     before = state_of(other)
@@ -138,33 +147,39 @@ def test_putting_back_leaves_other_places_as_they_are(repository: Path) -> None:
     ):
         assert name in changed(guard, line, repository)
     assert not os.path.lexists(repository / ".git")
-    assert state_of(other) == before and [each.name for each in target.iterdir()] == ["pre-push"]
+    assert state_of(other) == before
+    assert [each.name for each in target.iterdir()] == ["pre-push"]
 
 
 def test_what_is_too_large_is_reported_at_the_start_and_left_alone(repository: Path) -> None:
     hooks = repository / ".git" / "hooks"
     (hooks / "pre-push").write_bytes(b"#" * (9 << 20))
     notice = Sandbox(repository).notices[-1]
-    assert notice.startswith("Not guarded") and notice.endswith(": .git/hooks (too much).")
+    assert notice.startswith("Not guarded")
+    assert notice.endswith(": .git/hooks (too much).")
     assert changed(GitGuard(repository), "rm .git/hooks/pre-push", repository) == ""
     assert (hooks / "commit-msg").exists()
 
 
 def test_commands_side_by_side_are_compared_with_the_state_before_both(repository: Path) -> None:
     """The second begins after the first has made its change, and ends before it."""
-    guard, config = GitGuard(repository), repository / ".git" / "config"
+    guard = GitGuard(repository)
+    config = repository / ".git" / "config"
     expected = {str(config): "changed"}
     guard.begin()
     shell(repository, "git config core.pager evil")
-    assert guard.begin() == {} and guard.end() == expected
+    assert guard.begin() == {}
+    assert guard.end() == expected
     shell(repository, "git config core.editor evil")
     assert guard.begin() == guard.end(undo=False) == guard.since() == {}, "it may be the other's"
-    assert guard.end() == expected and "evil" not in config.read_text()
+    assert guard.end() == expected
+    assert "evil" not in config.read_text()
 
 
 @pytest.mark.case("SBX-03")
 def test_our_own_folders_are_put_back_as_they_were(ws: Path) -> None:
-    config, git = ws / ".config" / "coder", ws / ".local" / "snapshots" / "git" / "config"
+    config = ws / ".config" / "coder"
+    git = ws / ".local" / "snapshots" / "git" / "config"
     files = [config / name for name in ("plugins/own.py", ".env", "hooks.json")]
     for path in [*files, ws / ".coder" / "permissions.json"]:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +189,8 @@ def test_our_own_folders_are_put_back_as_they_were(ws: Path) -> None:
     def state() -> dict[Path, object]:
         return {each: facts(each) for each in ws.rglob("*") if not each.is_dir()}
 
-    before, guard = state(), GitGuard(ws, [config, git])
+    before = state()
+    guard = GitGuard(ws, [config, git])
     line = (
         f"echo evil >> .coder/permissions.json; mkdir -p {git.parent}; echo evil > {git}; "
         "cd .config/coder; echo evil >> .env; rm hooks.json; chmod 666 plugins/own.py; "
@@ -233,7 +249,10 @@ def test_no_folder_breaks_the_guard(ws: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["chmod 311 .git/hooks", "chmod 000 .git/hooks .git/info .git"])
-@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="needs setpriv")
+@pytest.mark.skipif(
+    os.geteuid() == 0 and not shutil.which("setpriv"),
+    reason="needs setpriv",
+)
 def test_a_hook_does_not_hide_in_a_closed_folder(tmp_path: Path, line: str) -> None:
     """In a process for which modes count, root or not."""
     script = f"""
@@ -253,5 +272,12 @@ print(sorted(each.name for each in (ws / ".git/hooks").iterdir()))
     drop = ["--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
     prefix = ["setpriv", *drop] if os.geteuid() == 0 else []
     argv = [*prefix, sys.executable, "-c", script]
-    done = subprocess.run(argv, cwd=ws, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and done.stdout == "['mine']\n", done.stderr
+    done = subprocess.run(
+        argv,
+        cwd=ws,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['mine']\n", done.stderr

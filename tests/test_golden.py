@@ -1,8 +1,10 @@
-"""Golden orders of events: whole runs as lines, and the state that is rebuilt from the events alone.
+"""Golden orders of events: whole runs as lines, and the state that is rebuilt from the events
+alone.
 
-One line is one event with the fields that matter; a message that starts and ends at once is one line, and so are the
-deltas of a kind in a row. The ids of calls are numbered as they come up. Every story is played by `run_loop` and by
-`Agent`, with the same lines. P59 to P61 are the orders of pi-agent-core, in our words (its turn is our step).
+One line is one event with the fields that matter; a message that starts and ends at once is one
+line, and so are the deltas of a kind in a row. The ids of calls are numbered as they come up. Every
+story is played by `run_loop` and by `Agent`, with the same lines. P59 to P61 are the orders of
+pi-agent-core, in our words (its turn is our step).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from coder.types import Message
 from tests.harness import FAST, add, assert_all_valid, drive, quick, serve
 from tests.terminal import promptly
 
-# ---- a run as lines --------------------------------------------------------------------------------------
+# ---- a run as lines ------------------------------------------------------------------------------
 
 
 class Story:
@@ -57,7 +59,8 @@ class Story:
         return self.ids.setdefault(call_id, f"#{len(self.ids) + 1}")
 
     def message(self, message: Message) -> str:
-        """Its role, the call that it answers, its text, its calls, and what is marked in its meta."""
+        """Its role, the call that it answers, its text, its calls, and what is marked in its
+        meta."""
         words = [message["role"]]
         words += [self.id(message["tool_call_id"])] if "tool_call_id" in message else []
         words += [repr(text_of(message))] if text_of(message) else []
@@ -65,7 +68,12 @@ class Story:
             f"{self.id(call['id'])}={call['function']['name']}"
             for call in message.get("tool_calls", ())
         ]
-        return " ".join([*words, *({"is_error", "aborted"} & message.get("meta", {}).keys())])
+        return " ".join(
+            [
+                *words,
+                *({"is_error", "aborted"} & message.get("meta", {}).keys()),
+            ]
+        )
 
     def add(self, event: Event) -> None:
         match event:
@@ -83,7 +91,8 @@ class Story:
 
     def piece(self, kind: str, text: str) -> None:
         if kind != self.delta:
-            self.delta, self.text = kind, ""
+            self.delta = kind
+            self.text = ""
             self.lines.append("")
         self.text += text
         self.lines[-1] = f"{kind} {self.text!r}"
@@ -102,7 +111,13 @@ class Story:
                 return f"{event.stop_reason} {event.text!r} steps={event.steps}{error}"
             case StepEnd():
                 results = [self.id(result["tool_call_id"]) for result in event.tool_results]
-                return " ".join([event.finish_reason, event.message.get("role", "-"), *results])
+                return " ".join(
+                    [
+                        event.finish_reason,
+                        event.message.get("role", "-"),
+                        *results,
+                    ]
+                )
             case MessageStart() | MessageEnd():
                 return self.message(event.message)
             case ToolStart():
@@ -145,14 +160,15 @@ def answered(text: str, steps: int = 1) -> str:
         """)
 
 
-# ---- playing it ------------------------------------------------------------------------------------------
+# ---- playing it ----------------------------------------------------------------------------------
 
 Watch = Callable[[Event, Callable[[], None]], None]  # (event, what aborts the run)
 Played = tuple[list[Event], list[Message]]
 
 
 def by_the_loop(chat: ChatModel, hooks: Hooks, watch: Watch, options: dict[str, Any]) -> Played:
-    abort, messages = Abort(), list[Message]()
+    abort = Abort()
+    messages = list[Message]()
     events, result = drive(
         run_loop(messages, chat, prompt="go", hooks=hooks, abort=abort, **options),
         lambda event: watch(event, abort.set),
@@ -162,11 +178,16 @@ def by_the_loop(chat: ChatModel, hooks: Hooks, watch: Watch, options: dict[str, 
 
 
 def by_an_agent(chat: ChatModel, hooks: Hooks, watch: Watch, options: dict[str, Any]) -> Played:
-    agent, seen = Agent(chat, hooks=hooks, **options), list[Event]()
+    agent = Agent(chat, hooks=hooks, **options)
+    seen = list[Event]()
     agent.subscribe(seen.append)
-    events, result = drive(agent.stream("go"), lambda event: watch(event, agent.abort))
+    events, result = drive(
+        agent.stream("go"),
+        lambda event: watch(event, agent.abort),
+    )
     assert [*map(id, seen)] == [*map(id, events)], "a subscriber gets what stream() yields"
-    assert agent.messages == result.messages and not agent.state.is_streaming
+    assert agent.messages == result.messages
+    assert not agent.state.is_streaming
     error = agent.state.error
     assert str(error) == result.text if result.stop_reason == "aborted" else error is result.error
     return events, agent.messages
@@ -216,7 +237,13 @@ def work(ctx: ToolContext) -> Generator[str, None, str]:
     return "never"
 
 
-TWO = Reply("Let me see.", calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})])
+TWO = Reply(
+    "Let me see.",
+    calls=[
+        ("add", {"a": 1, "b": 2}),
+        ("add", {"a": 3, "b": 4}),
+    ],
+)
 
 # name: (replies, options, the story in parts)
 STORIES: dict[str, tuple[Any, ...]] = {
@@ -236,7 +263,10 @@ STORIES: dict[str, tuple[Any, ...]] = {
     ),
     # P60, P33: start, end, then the result as a message; the step ends behind it
     "an answer with a tool": (
-        [Reply(calls=[("add", {"a": 2, "b": 2})]), Reply("Four.")],
+        [
+            Reply(calls=[("add", {"a": 2, "b": 2})]),
+            Reply("Four."),
+        ],
         {},
         """
         message_start assistant
@@ -250,7 +280,8 @@ STORIES: dict[str, tuple[Any, ...]] = {
         """,
         answered("Four.", 2),
     ),
-    # P61, P36: the queue is asked at the start and behind each tool: the second time is behind the first tool
+    # P61, P36: the queue is asked at the start and behind each tool: the second time is behind the
+    # first tool
     "steering between two tools": (
         [TWO, Reply("Stopped.")],
         {"hooks": saying("get_steering_messages", 2, "Stop.")},
@@ -288,7 +319,11 @@ STORIES: dict[str, tuple[Any, ...]] = {
     ),
     # the half answer has a start and no end: `retry` stands in its place
     "retries": (
-        [Reply("half an", cut=3), Reply("busy", status=503), Reply("A whole one.")],
+        [
+            Reply("half an", cut=3),
+            Reply("busy", status=503),
+            Reply("A whole one."),
+        ],
         {},
         """
         message_start assistant
@@ -316,7 +351,15 @@ STORIES: dict[str, tuple[Any, ...]] = {
         """,
     ),
     "an abort in a tool": (
-        [Reply("Working.", calls=[("work", {}), ("add", {"a": 1, "b": 2})])],
+        [
+            Reply(
+                "Working.",
+                calls=[
+                    ("work", {}),
+                    ("add", {"a": 1, "b": 2}),
+                ],
+            )
+        ],
         {"tools": [work, add], "watch": stopping(ToolUpdate)},
         r"""
         message_start assistant
@@ -344,9 +387,15 @@ STORIES: dict[str, tuple[Any, ...]] = {
 def test_a_run_is_this_story_and_its_events_hold_what_it_left(name: str, play: Any) -> None:
     script, options, *told = STORIES[name]
     options = {"retry": FAST, "tools": [add]} | options
-    hooks, watch = options.pop("hooks", Hooks), options.pop("watch", unwatched)
+    hooks = options.pop("hooks", Hooks)
+    watch = options.pop("watch", unwatched)
     with serve(*script) as server, promptly(20):
-        events, messages = play(ChatModel("m", base_url=server.url), hooks(), watch, options)
+        events, messages = play(
+            ChatModel("m", base_url=server.url),
+            hooks(),
+            watch,
+            options,
+        )
         assert_all_valid(server)
     assert_rebuilt(events, messages)
     assert story(events) == BEGINNING + lines(*told)

@@ -1,4 +1,5 @@
-"""repair: any list becomes one that servers accept, in the same way each time, and again without a change."""
+"""repair: any list becomes one that servers accept, in the same way each time, and again without a
+change."""
 
 from __future__ import annotations
 
@@ -21,20 +22,40 @@ FUNCTIONS = st.fixed_dictionaries(
     }
 )
 CALLS = st.lists(
-    st.fixed_dictionaries({"id": IDS, "type": st.just("function"), "function": FUNCTIONS}),
+    st.fixed_dictionaries(
+        {
+            "id": IDS,
+            "type": st.just("function"),
+            "function": FUNCTIONS,
+        }
+    ),
     max_size=3,
 )
 TEXTS = st.sampled_from(["text", "", None])
 MESSAGES = st.lists(
     st.one_of(
         st.fixed_dictionaries(
-            {"role": st.just("user"), "content": st.sampled_from(["hello", "hi"])}
+            {
+                "role": st.just("user"),
+                "content": st.sampled_from(["hello", "hi"]),
+            }
         ),
         st.fixed_dictionaries(
             {"role": st.just("assistant"), "content": TEXTS}, optional={"tool_calls": CALLS}
         ),
-        st.fixed_dictionaries({"role": st.just("tool"), "tool_call_id": IDS, "content": TEXTS}),
-        st.fixed_dictionaries({"role": st.just("notification"), "text": st.just("for the screen")}),
+        st.fixed_dictionaries(
+            {
+                "role": st.just("tool"),
+                "tool_call_id": IDS,
+                "content": TEXTS,
+            }
+        ),
+        st.fixed_dictionaries(
+            {
+                "role": st.just("notification"),
+                "text": st.just("for the screen"),
+            }
+        ),
     ),
     max_size=12,
 )
@@ -56,7 +77,13 @@ def test_any_list_becomes_valid_and_stays_as_it_then_is(messages: list[Message])
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), MESSAGES), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), MESSAGES),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_repairing_a_list_while_it_changes_at_its_end_gives_a_valid_one_too(
     pieces: list[tuple[int, list[Message]]],
 ) -> None:
@@ -86,11 +113,22 @@ def result(call_id: str, content: Any = "ok") -> Message:
 
 REPAIRS: dict[str, tuple[list[Message], list[Any]]] = {
     "a call without a result gets one right behind it": (
-        [user("go"), call("a", "b"), result("a"), user("and?")],
+        [
+            user("go"),
+            call("a", "b"),
+            result("a"),
+            user("and?"),
+        ],
         ["go", None, "ok", NOT_RUN, "and?"],
     ),
     "results come in the order of their calls and only once": (
-        [call("a", "b"), result("b", "B"), result("a", "A"), result("a", "2"), result("z", "Z")],
+        [
+            call("a", "b"),
+            result("b", "B"),
+            result("a", "A"),
+            result("a", "2"),
+            result("z", "Z"),
+        ],
         [None, "A", "B"],
     ),
     "a result that comes after a user message moves to its call": (
@@ -98,7 +136,12 @@ REPAIRS: dict[str, tuple[list[Message], list[Any]]] = {
         [None, "A", "meanwhile"],
     ),
     "empty answers go and empty results say so": (
-        [user("x"), {"role": "assistant", "content": ""}, call("a"), result("a", "")],
+        [
+            user("x"),
+            {"role": "assistant", "content": ""},
+            call("a"),
+            result("a", ""),
+        ],
         ["x", None, "(no output)"],
     ),
 }
@@ -115,4 +158,5 @@ def test_thoughts_are_sent_to_any_model_but_another_one() -> None:
     [ours] = wire_messages([answer | {"meta": {"model": "m"}}], "m")
     [anyones] = wire_messages([answer | {"meta": {"model": "m"}}])
     [theirs] = wire_messages([answer | {"meta": {"model": "m"}}], "other")
-    assert ours == anyones == answer and "reasoning_content" not in theirs
+    assert ours == anyones == answer
+    assert "reasoning_content" not in theirs

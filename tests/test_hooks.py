@@ -1,4 +1,5 @@
-"""Hooks: several in a row, plain functions, a guard around what may fail, commands of the user's."""
+"""Hooks: several in a row, plain functions, a guard around what may fail, commands of the
+user's."""
 
 from __future__ import annotations
 
@@ -71,11 +72,17 @@ def test_each_hook_sees_what_those_before_it_have_changed() -> None:
         get_api_key=lambda: "second",
     )
     with serve(ONE, Reply("done")) as server:
-        _, result = ask(server, tools=[add], hooks=HookChain(first, HookChain(second)))
+        _, result = ask(
+            server,
+            tools=[add],
+            hooks=HookChain(first, HookChain(second)),
+        )
         before, after = server.requests
         assert server.heads[0]["authorization"] == "Bearer second"
     assert contents(before["messages"]) == ["ab", "go", "one", "two"]
-    assert "tools" in before and "tools" not in after and seen == ["", "done"]
+    assert "tools" in before
+    assert "tools" not in after
+    assert seen == ["", "done"]
     assert contents(result.messages) == ["go", None, "5!?", "done"], "1 * 2 + 1 + 2"
 
 
@@ -89,7 +96,9 @@ def test_the_first_that_answers_or_blocks_a_call_is_the_last_that_is_asked() -> 
     answer = FunctionHooks(before_tool_call=lambda call, ctx: ToolResult("mine"))
     assert result_of(answer, late)[0] == "mine"
     output, events = result_of(FunctionHooks(before_tool_call=refuse), late)
-    assert output == "Denied: not today" and asked == [] and all_of(ToolEnd, events)[0].is_error
+    assert output == "Denied: not today"
+    assert asked == []
+    assert all_of(ToolEnd, events)[0].is_error
 
 
 @quick
@@ -110,7 +119,8 @@ BROKEN = {
 
 @pytest.mark.parametrize("broken", [None, *BROKEN])
 def test_hooks_and_subscribers_see_arguments_that_were_checked(broken: str | None) -> None:
-    """They are never None. A call that cannot be made is answered before a hook around tools sees it, and shown as {}."""
+    """They are never None. A call that cannot be made is answered before a hook around tools sees
+    it, and shown as {}."""
     seen: dict[str, list[Any]] = {name: [] for name in ("answer", "before", "after", "start")}
     hooks = FunctionHooks(
         after_llm_call=lambda done: seen["answer"].extend(c.arguments for c in done.calls),
@@ -126,10 +136,14 @@ def test_hooks_and_subscribers_see_arguments_that_were_checked(broken: str | Non
     with serve(Reply(calls=[call]), Reply("done")) as server:
         events, result = ask(server, tools=[total], hooks=hooks, each=each)
     [end] = all_of(ToolEnd, events)
-    assert all(isinstance(each, dict) for each in seen["answer"]) and result.text == "done"
+    assert all(isinstance(each, dict) for each in seen["answer"])
+    assert result.text == "done"
     if broken:
-        assert end.is_error and end.result.content.startswith("Error: ")
-        assert (seen["before"], seen["after"], seen["start"]) == ([], [], [{}])
+        assert end.is_error
+        assert end.result.content.startswith("Error: ")
+        assert seen["before"] == []
+        assert seen["after"] == []
+        assert seen["start"] == [{}]
     else:
         assert end.result.content == "3 {'a': [1]}"
         assert seen["before"] == seen["after"] == seen["start"] == [CHECKED]
@@ -149,7 +163,10 @@ def test_a_subscriber_that_changes_what_it_is_shown_changes_nothing() -> None:
             event.arguments["table"]["a"].append(2)
             event.arguments["numbers"].clear()
 
-    with serve(Reply(calls=[("total", CHECKED)]), Reply("done")) as server:
+    with serve(
+        Reply(calls=[("total", CHECKED)]),
+        Reply("done"),
+    ) as server:
         events, _ = ask(server, tools=[total], each=each)
     assert all_of(ToolEnd, events)[0].result.content == "3 {'a': [1]}"
 
@@ -177,7 +194,10 @@ def hangs(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("broken", [fails, hangs])
-@pytest.mark.parametrize("place", sorted({*HOOK_NAMES} - {"on_doom_loop", "on_compacted"}))
+@pytest.mark.parametrize(
+    "place",
+    sorted({*HOOK_NAMES} - {"on_doom_loop", "on_compacted"}),
+)
 def test_an_open_guard_reports_once_and_goes_on(place: str, broken: Any) -> None:
     """K25."""
     with promptly():
@@ -187,7 +207,8 @@ def test_an_open_guard_reports_once_and_goes_on(place: str, broken: Any) -> None
     late = "TimeoutError: no answer within 0.1 s"
     error = "ZeroDivisionError: oh" if broken is fails else late
     [notice] = all_of(Notice, events)
-    assert output == "3" and notice.text == f"The hook mine failed ({place}): {error}"
+    assert output == "3"
+    assert notice.text == f"The hook mine failed ({place}): {error}"
 
 
 @pytest.mark.parametrize("place", ["before_tool_call", "after_tool_call", "before_llm_call"])
@@ -198,7 +219,8 @@ def test_a_closed_guard_rejects_what_its_hook_stands_before_or_behind(place: str
         sent = len(server.requests)
     assert len(all_of(Notice, events)) == 1
     if place == "before_llm_call":
-        assert sent == 0 and "the hook mine failed: oh, so the request was not sent" in result.text
+        assert sent == 0
+        assert "the hook mine failed: oh, so the request was not sent" in result.text
     else:
         assert result.messages[2]["content"] == "Error: the hook mine failed: oh"
 
@@ -213,9 +235,11 @@ def test_a_guarded_hook_that_works_does_what_it_would_do_alone(seconds: float | 
         return None
 
     output, events = result_of(Guard(FunctionHooks(before_tool_call=report), seconds=seconds))
-    assert (output, [event.text for event in all_of(Notice, events)]) == ("12", ["one", "two"])
+    assert output == "12"
+    assert [event.text for event in all_of(Notice, events)] == ["one", "two"]
     output, events = result_of(Guard(FunctionHooks(before_tool_call=refuse), seconds=seconds))
-    assert output == "Denied: not today" and not all_of(Notice, events)
+    assert output == "Denied: not today"
+    assert not all_of(Notice, events)
 
 
 def test_a_hook_that_is_not_guarded_ends_the_run_with_its_bug_and_a_history_in_order() -> None:
@@ -236,8 +260,14 @@ def test_an_abort_does_not_wait_for_a_guarded_hook_and_does_not_end_the_next_run
 
     with serve(ONE, Reply("two"), Reply("three")) as server, promptly():
         model = ChatModel("m", base_url=server.url)
-        agent = Agent(model, tools=[add], hooks=Guard(Slow()), retry=FAST)
-        assert agent.run("go").stop_reason == "aborted" and roles(agent.messages)[-1] == "tool"
+        agent = Agent(
+            model,
+            tools=[add],
+            hooks=Guard(Slow()),
+            retry=FAST,
+        )
+        assert agent.run("go").stop_reason == "aborted"
+        assert roles(agent.messages)[-1] == "tool"
         assert [agent.run("again").text for _ in range(2)] == ["two", "three"]
 
 
@@ -258,10 +288,13 @@ def test_a_command_gets_json_and_can_change_arguments_and_results(tmp_path: Path
     after = 'cat > got.json; echo \'{"result": "hidden"}\''
     output, _ = result_of(commands(tmp_path, before_tool_call=before, after_tool_call=after))
     asked, got = (json.loads((tmp_path / name).read_text()) for name in ("asked.json", "got.json"))
-    assert output == "hidden" and asked["cwd"] == os.getcwd()
+    assert output == "hidden"
+    assert asked["cwd"] == os.getcwd()
     facts = asked["hook"], asked["tool"], asked["arguments"]
     assert facts == ("before_tool_call", "add", {"a": 1, "b": 2})
-    assert (got["arguments"], got["result"], got["is_error"]) == ({"a": 40, "b": 2}, "42", False)
+    assert got["arguments"] == {"a": 40, "b": 2}
+    assert got["result"] == "42"
+    assert got["is_error"] is False
 
 
 def test_exit_code_two_blocks_with_what_the_command_wrote(tmp_path: Path) -> None:
@@ -271,7 +304,8 @@ def test_exit_code_two_blocks_with_what_the_command_wrote(tmp_path: Path) -> Non
     assert result_of(after)[0] == "Error: blocked by a hook"
     with serve(Reply("hi")) as server:
         hooks = commands(tmp_path, before_llm_call="echo not now >&2; exit 2")
-        assert "not now" in ask(server, hooks=hooks)[1].text and server.requests == []
+        assert "not now" in ask(server, hooks=hooks)[1].text
+        assert server.requests == []
 
 
 @pytest.mark.parametrize(
@@ -281,12 +315,17 @@ def test_a_failed_command_is_ignored_if_open(tmp_path: Path, command: str, error
     entry = {"command": command, "seconds": 0.3 if error == "timeout" else 60}
     with promptly():
         output, events = result_of(commands(tmp_path, before_tool_call=entry))
-        assert output == "3" and error in all_of(Notice, events)[0].text
+        assert output == "3"
+        assert error in all_of(Notice, events)[0].text
         output, _ = result_of(commands(tmp_path, before_tool_call=entry | {"closed": True}))
-        assert output.startswith("Error: the hook") and error in output
+        assert output.startswith("Error: the hook")
+        assert error in output
 
 
-@pytest.mark.parametrize(("size", "expected"), [(200_000, "xxx"), (2_000_000, "Error: the hook")])
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(200_000, "xxx"), (2_000_000, "Error: the hook")],
+)
 def test_an_answer_that_is_cut_is_a_failure(tmp_path: Path, size: int, expected: str) -> None:
     (tmp_path / "answer").write_text(json.dumps({"result": "x" * size}))
     chain = commands(tmp_path, after_tool_call={"command": "cat answer", "closed": True})
@@ -325,7 +364,8 @@ def test_a_file_of_hooks_that_is_none_is_an_error_in_one_line(tmp_path: Path, te
 @pytest.mark.parametrize("place", ["before_llm_call", "after_tool_call"])
 def test_an_abort_ends_a_command_wherever_it_is_asked(tmp_path: Path, place: str) -> None:
     """The shell of the command writes its own number, and is gone after the run."""
-    abort, number = Abort(), tmp_path / "pid"
+    abort = Abort()
+    number = tmp_path / "pid"
 
     def stop() -> None:
         until(lambda: number.exists() and number.read_text())
@@ -336,6 +376,7 @@ def test_an_abort_ends_a_command_wherever_it_is_asked(tmp_path: Path, place: str
     with serve(ONE, Reply("done")) as server, promptly(20):
         events, result = ask(server, tools=[add], hooks=chain, abort=abort)
     kinds = [event.type for event in events]
-    assert result.stop_reason == "aborted" and kinds.count("tool_start") == kinds.count("tool_end")
+    assert result.stop_reason == "aborted"
+    assert kinds.count("tool_start") == kinds.count("tool_end")
     pid = number.read_text().strip()
     until(lambda: not Path(f"/proc/{pid}").exists(), "the command is gone")

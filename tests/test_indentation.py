@@ -1,7 +1,9 @@
-"""The indentation that a model leaves out: what edit and apply_patch make of it is what was meant, or a refusal.
+"""The indentation that a model leaves out: what edit and apply_patch make of it is what was meant,
+or a refusal.
 
-Edits are made from the source of the standard library: what stands there is the text that was meant, and the file is
-what it was before a statement was added, put into a block or written in several lines.
+Edits are made from the source of the standard library: what stands there is the text that was
+meant, and the file is what it was before a statement was added, put into a block or written in
+several lines.
 """
 
 from __future__ import annotations
@@ -91,8 +93,15 @@ def test_an_uncertain_indentation_is_refused_with_the_way_out(ws: Workspace, cas
     before, old, new = REFUSED[case]
     ws.put({"a": before})
     for every in (False, True):
-        said = ws.fails("edit", path="a", old_string=old, new_string=new, replace_all=every)
-        assert UNCERTAIN in said and "with the white space that the file has" in said
+        said = ws.fails(
+            "edit",
+            path="a",
+            old_string=old,
+            new_string=new,
+            replace_all=every,
+        )
+        assert UNCERTAIN in said
+        assert "with the white space that the file has" in said
     assert (ws.folder / "a").read_text() == before
 
 
@@ -116,7 +125,8 @@ class Edit:
 @cache
 def sources() -> list[tuple[list[str], list[list[ast.stmt]]]]:
     """The lines of modules, and the indented blocks of statements in them."""
-    library, found = Path(sysconfig.get_paths()["stdlib"]), []
+    library = Path(sysconfig.get_paths()["stdlib"])
+    found = []
     for name in (
         "argparse",
         "configparser",
@@ -139,29 +149,45 @@ def sources() -> list[tuple[list[str], list[list[ast.stmt]]]]:
 def lines_of(statement: ast.stmt) -> slice:
     assert statement.end_lineno
     above = getattr(statement, "decorator_list", [])
-    return slice(min(each.lineno for each in (statement, *above)) - 1, statement.end_lineno)
+    return slice(
+        min(each.lineno for each in (statement, *above)) - 1,
+        statement.end_lineno,
+    )
 
 
 def edits(chance: random.Random) -> Iterator[Edit]:
-    """Of one line mostly: others are put before it or after it, a block around it; or one of several lines changes."""
+    """Of one line mostly: others are put before it or after it, a block around it; or one of
+    several lines changes."""
     while True:
         lines, blocks = chance.choice(sources())
         block = chance.choice(blocks)
         at = chance.randrange(len(block))
         group = block[at : at + chance.choice([1, 2, 3])]
-        whole = slice(lines_of(group[0]).start, lines_of(group[-1]).stop)
-        after, kept = lines[whole], lines_of(chance.choice([group[0], group[-1]]))
+        whole = slice(
+            lines_of(group[0]).start,
+            lines_of(group[-1]).stop,
+        )
+        after = lines[whole]
+        kept = lines_of(chance.choice([group[0], group[-1]]))
         before = lines[kept]
         if chance.random() < 0.3:
             before = [*after]
             after = [f"{line} # new" if line == after[-1] else line for line in after]
-        elif len(group) == 1 and isinstance(group[0], ast.If | ast.For | ast.With):
+        elif len(group) == 1 and isinstance(
+            group[0],
+            ast.If | ast.For | ast.With,
+        ):
             inner = lines_of(group[0].body[0])
             level = " " * group[0].col_offset
             before = [level + line.strip() for line in lines[inner]]
         is_short = len(before) == 1 or before[:-1] == after[:-1]
         if before != after and is_short and len(after) < 20 and "\t" not in "".join(after):
-            yield Edit(lines[: whole.start], before, after, lines[whole.stop :])
+            yield Edit(
+                lines[: whole.start],
+                before,
+                after,
+                lines[whole.stop :],
+            )
 
 
 def bare(lines: list[str]) -> list[str]:
@@ -196,15 +222,29 @@ def test_an_edit_of_real_source_is_the_one_that_was_meant_or_is_refused(
     ws: Workspace, form: str, style: str
 ) -> None:
     """Both tools; apply_patch where the old lines are one, or lack the same."""
-    count, chance = Counter[str](), random.Random(20)
+    count = Counter[str]()
+    chance = random.Random(20)
     newline = "\r\n" if style == "CRLF" else "\n"
     old_form, new_form = FORMS[form]
     for edit, _ in zip(edits(chance), range(60)):
         if style == "tabs":
             edit = edit.mapped(with_tabs)
-        before = newline.join([*edit.head, *edit.before, *edit.tail])
-        after = newline.join([*edit.head, *edit.after, *edit.tail])
-        old, new = old_form(edit.before), new_form(edit.after)
+        before = newline.join(
+            [
+                *edit.head,
+                *edit.before,
+                *edit.tail,
+            ]
+        )
+        after = newline.join(
+            [
+                *edit.head,
+                *edit.after,
+                *edit.tail,
+            ]
+        )
+        old = old_form(edit.before)
+        new = new_form(edit.after)
         calls = [
             {
                 "name": "edit",

@@ -1,4 +1,5 @@
-"""The keys of the prompt and of runs, in a real terminal whose screen is read; files that an entry attaches; questions."""
+"""The keys of the prompt and of runs, in a real terminal whose screen is read; files that an entry
+attaches; questions."""
 
 from __future__ import annotations
 
@@ -50,7 +51,12 @@ def users(body: Body) -> list[Any]:
 def waiting_for(name: str) -> Reply:
     """A command that runs until the file `name` is there, and one behind it."""
     wait = f"until [ -e {name} ]; do sleep 0.02; done; echo over"
-    return Reply(calls=[("bash", {"command": wait}), ("bash", {"command": "echo second"})])
+    return Reply(
+        calls=[
+            ("bash", {"command": wait}),
+            ("bash", {"command": "echo second"}),
+        ]
+    )
 
 
 def begin(session: Terminal) -> None:
@@ -83,7 +89,10 @@ def sends(session: Terminal, *entries: str, columns: int = 80) -> None:
     """Press Enter, and wait until these are the user's messages, and for the next prompt."""
     session.enter("")
     requests = session.server.requests
-    session.until(lambda: requests and users(requests[-1]) == list(entries), f"{entries} are sent")
+    session.until(
+        lambda: requests and users(requests[-1]) == list(entries),
+        f"{entries} are sent",
+    )
     shows(session, "❯", columns=columns)
 
 
@@ -172,7 +181,8 @@ def held(session: Terminal) -> None:
 
 
 def test_a_lone_esc_at_the_prompt_takes_no_key_and_changes_nothing(tmp_path: Path) -> None:
-    """Behind it a letter that Alt gives a meaning, a key that begins with Esc, and what readline knows nothing of."""
+    """Behind it a letter that Alt gives a meaning, a key that begins with Esc, and what readline
+    knows nothing of."""
     with serve(echo) as server, Terminal(tmp_path, server) as session:
         for keys in (
             ["abc\x1b[D\x1b[D", ESC, "fix\x1bf!"],
@@ -222,9 +232,11 @@ def test_esc_twice_goes_back_to_before_an_entry_that_is_chosen(tmp_path: Path) -
 
 
 def test_a_paste_that_is_taller_than_the_screen_is_folded_and_sent_whole(tmp_path: Path) -> None:
-    """Where the cursor is; at its recall from the history, too. Others stand in the line as they are."""
+    """Where the cursor is; at its recall from the history, too. Others stand in the line as they
+    are."""
     tall, other = ("\n".join(f"{word} {n}" for n in range(60)) for word in ("line", "row"))
-    wide, low = "wide " * 2000, "one\n  two"
+    wide = "wide " * 2000
+    low = "one\n  two"
     mark = "[60 lines pasted]"
     with serve(echo) as server, Terminal(tmp_path, server) as session:
         session.type("see  ok\x1b[D\x1b[D\x1b[D")
@@ -248,7 +260,11 @@ def test_a_paste_that_is_taller_than_the_screen_is_folded_and_sent_whole(tmp_pat
         session.until(lambda: len(server.requests) == 3, "it is sent")
         shows(session, "❯")
         whole = f"see {tall}! ok"
-        assert users(server.requests[-1]) == [whole, whole, "🎉" * 30_000 + "\n" + low]
+        assert users(server.requests[-1]) == [
+            whole,
+            whole,
+            "🎉" * 30_000 + "\n" + low,
+        ]
     with serve(echo) as server, Terminal(tmp_path, server) as session:
         session.type("\x1b[A\x1b[A")
         shows(session, f"❯ {mark}")
@@ -258,15 +274,24 @@ def test_a_paste_that_is_taller_than_the_screen_is_folded_and_sent_whole(tmp_pat
         assert users(server.requests[-1]) == [whole]
 
 
-POOR = [{"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "xx_YY.UTF-8"}]
+POOR = [
+    {"LC_ALL": "C"},
+    {"LC_ALL": "C", "PYTHONUTF8": "0"},
+    {"LC_ALL": "xx_YY.UTF-8"},
+]
 POOR += [{"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "utf-8:strict"}]  # as in most other locales
 
 
-@pytest.mark.parametrize("poor", POOR, ids=["C", "C without UTF-8", "unknown", "strict"])
+@pytest.mark.parametrize(
+    "poor",
+    POOR,
+    ids=["C", "C without UTF-8", "unknown", "strict"],
+)
 def test_a_poor_locale_takes_every_character_and_so_does_the_next_start(
     tmp_path: Path, poor: dict[str, str]
 ) -> None:
-    """What readline deletes is a character, not a byte; a command sees the locale that the user has set."""
+    """What readline deletes is a character, not a byte; a command sees the locale that the user has
+    set."""
     with serve(echo) as server:
         for keys, sent in (("größ\x7fe → 中", "gröe → 中�"), ("\x1b[A\x1b[A!", "gröe → 中�!")):
             with Run(tmp_path, server, **poor) as session:
@@ -286,7 +311,10 @@ def test_a_poor_locale_takes_every_character_and_so_does_the_next_start(
                 assert session.leave() == 0
 
 
-@pytest.mark.parametrize(("editor", "why"), [("no-such-editor", ""), ("false", "exit code 1. ")])
+@pytest.mark.parametrize(
+    ("editor", "why"),
+    [("no-such-editor", ""), ("false", "exit code 1. ")],
+)
 def test_an_editor_that_fails_leaves_the_entry_as_it_was(
     editor: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,7 +324,7 @@ def test_an_editor_that_fails_leaves_the_entry_as_it_was(
     assert f"{why}$EDITOR is {editor}." in capsys.readouterr().out
 
 
-# ---- a line during runs ----------------------------------------------------------------------------
+# ---- a line during runs --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -319,7 +347,8 @@ def test_an_editor_that_fails_leaves_the_entry_as_it_was(
     ],
 )
 def test_keys_become_an_entry(reads: list[str], entry: str, left: str) -> None:
-    line, keys = TypeAhead(Screen(io.StringIO()), Queue(), Queue()), Keys()
+    line = TypeAhead(Screen(io.StringIO()), Queue(), Queue())
+    keys = Keys()
     assert [line.take(keys.feed(read.encode())) for read in reads][-1] == entry
     assert line.text == left
 
@@ -444,7 +473,11 @@ def test_a_paste_of_several_lines_is_one_message_and_no_command(tmp_path: Path) 
 def test_a_question_is_answered_by_later_keys_and_the_line_goes_on(tmp_path: Path) -> None:
     typed = threading.Event()
     replies = iter(
-        [Reply(calls=[("bash", {"command": "touch hi"})]), waiting_for("go"), Reply("x")]
+        [
+            Reply(calls=[("bash", {"command": "touch hi"})]),
+            waiting_for("go"),
+            Reply("x"),
+        ]
     )
     with (
         serve(lambda body: next(replies) if typed.wait(PATIENCE) else Reply("late")) as server,
@@ -488,7 +521,15 @@ ASK_USER = "ask_user", {"question": "Which?", "options": []}
 def test_esc_at_a_question_stops_the_run(tmp_path: Path, typed: str) -> None:
     """Also where words have been begun, and at a question of the model's."""
     call = ASK_USER if typed == "answer: " else ("bash", {"command": "touch made"})
-    replies = Reply(calls=[call, ("bash", {"command": "touch more"})]), Reply("Well.")
+    replies = (
+        Reply(
+            calls=[
+                call,
+                ("bash", {"command": "touch more"}),
+            ]
+        ),
+        Reply("Well."),
+    )
     with serve(*replies) as server, Terminal(tmp_path, server) as session:
         session.enter("begin")
         session.expect(typed if call == ASK_USER else QUESTION)
@@ -499,16 +540,21 @@ def test_esc_at_a_question_stops_the_run(tmp_path: Path, typed: str) -> None:
         session.type(ESC)
         assert "stopped by the user" in session.prompt()
         session.say("and on")
-        assert users(server.requests[-1]) == ["begin", "and on"] and len(server.requests) == 2
+        assert users(server.requests[-1]) == ["begin", "and on"]
+        assert len(server.requests) == 2
         assert not list(session.ws.iterdir())
 
 
 def test_esc_at_the_question_of_one_task_ends_it(tmp_path: Path) -> None:
     call = Reply(calls=[("bash", {"command": "touch made"})])
-    with serve(call, Reply("Well.")) as server, Run(tmp_path, server, "make it") as session:
+    with (
+        serve(call, Reply("Well.")) as server,
+        Run(tmp_path, server, "make it") as session,
+    ):
         session.expect(QUESTION)
         session.type(ESC)
-        assert session.exit_code() == 130 and len(server.requests) == 1
+        assert session.exit_code() == 130
+        assert len(server.requests) == 1
 
 
 # ---- files and images --------------------------------------------------------------------
@@ -549,13 +595,18 @@ def test_files_that_are_too_long_together_are_named(
     monkeypatch.chdir(tmp_path)
     for name, lines in {"a": 1, "b": 21, "c": 1}.items():
         Path(name).write_text("word\n" * lines)
-    text, _, notes = attach("see @a @b @c", ToolContext(tmp_path, Abort()), most=50)
+    text, _, notes = attach(
+        "see @a @b @c",
+        ToolContext(tmp_path, Abort()),
+        most=50,
+    )
     assert notes == ["a (1 line)", "not b (more than 50 characters in all)", "c (1 line)"]
     assert text.count("<attached") == 2
 
 
 def test_an_entry_attaches_the_files_that_it_names(tmp_path: Path) -> None:
-    """A file outside the folder, too, and one that may hold secrets; the keys in it are taken out."""
+    """A file outside the folder, too, and one that may hold secrets; the keys in it are taken
+    out."""
     ws = tmp_path / "ws"
     (ws / "sub").mkdir(parents=True)
     (ws / "a b.txt").write_text("first\nsecond\n")
@@ -577,8 +628,10 @@ def test_an_entry_attaches_the_files_that_it_names(tmp_path: Path) -> None:
         assert words == entry
         assert files[0] == 'path="a b.txt">\nfirst\nsecond\n</attached>'
         assert files[1] == 'path="sub">\nlong\n</attached>'
-        assert "PLAIN=here" in files[2] and session.key not in files[2]
-        assert "use offset=2001 to go on" in files[3] and len(files) == 4
+        assert "PLAIN=here" in files[2]
+        assert session.key not in files[2]
+        assert "use offset=2001 to go on" in files[3]
+        assert len(files) == 4
         shown = " ".join(rendered(session.output, 200, 50))
         assert "attached: a b.txt (2 lines), picture.png (image), sub (1 line), " in shown
         assert "not gone (there is no such file), not dataclass (there is" in shown
@@ -597,7 +650,8 @@ def test_an_image_goes_with_the_first_prompt_in_both_modes(tmp_path: Path) -> No
     flags = ("--image", "../picture.png") * 2
     with serve(echo) as server:
         with OneShot(tmp_path / "a", server, *flags, "what is it?") as once:
-            assert once.end() == 2 and "../picture.png: No such file" in once.err
+            assert once.end() == 2
+            assert "../picture.png: No such file" in once.err
         with OneShot(tmp_path, server, *flags, "what is it?") as once:
             assert once.end() == 0
         with Terminal(tmp_path, server, *flags) as session:
@@ -605,10 +659,12 @@ def test_an_image_goes_with_the_first_prompt_in_both_modes(tmp_path: Path) -> No
             session.say("and now?")
         (tmp_path / "ws/fake.png").write_text("no picture")
         with OneShot(tmp_path, server, "--image", "fake.png", "hi") as once:
-            assert once.end() == 2 and "fake.png: it is no image" in once.err
+            assert once.end() == 2
+            assert "fake.png: it is no image" in once.err
         for body in server.requests[:2]:
             text, *images = users(body)[0]
-            assert text["text"] == "what is it?" and len(images) == 2
+            assert text["text"] == "what is it?"
+            assert len(images) == 2
         assert users(server.requests[2])[1] == "and now?"
 
 
@@ -627,7 +683,10 @@ def shadowed(folder: Path, readline: str) -> dict[str, str]:
 def test_without_readline_lines_and_answers_end_with_enter(tmp_path: Path) -> None:
     path = shadowed(tmp_path, "raise ImportError\n")
     call = Reply(calls=[("bash", {"command": "touch here"})])
-    with serve(call, Reply("Well.")) as server, Plain(tmp_path, server, **path) as session:
+    with (
+        serve(call, Reply("Well.")) as server,
+        Plain(tmp_path, server, **path) as session,
+    ):
         session.enter("go")
         session.expect("why not: ")
         session.enter("y")
@@ -666,7 +725,10 @@ def test_a_terminal_that_is_gone_ends_a_session_on_libedit(tmp_path: Path) -> No
 def test_on_libedit_queued_lines_stand_above_the_prompts_one_by_one(tmp_path: Path) -> None:
     shadow = shadowed(tmp_path, LIBEDIT)
     replies = waiting_for("never"), Reply("Well.")
-    with serve(*replies) as server, Run(tmp_path, server, "-y", **shadow) as session:
+    with (
+        serve(*replies) as server,
+        Run(tmp_path, server, "-y", **shadow) as session,
+    ):
         session.expect("❯ ")
         session.type("begin\n")
         session.until(lambda: session.running("sleep"), "the command")
@@ -741,7 +803,10 @@ def test_what_a_key_would_allow_is_said_in_words(
         assert offers["p"][1] == "*"
 
 
-@pytest.mark.parametrize(("typed", "sent"), [("a line\r", "a line"), ("half ", "half a line")])
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [("a line\r", "a line"), ("half ", "half a line")],
+)
 def test_what_was_typed_before_the_start_is_not_lost(tmp_path: Path, typed: str, sent: str) -> None:
     with serve(echo) as server, Run(tmp_path, server) as session:
         session.type(typed)
@@ -751,7 +816,8 @@ def test_what_was_typed_before_the_start_is_not_lost(tmp_path: Path, typed: str,
         session.expect("done · 1 step")
         session.prompt()
         session.ready()
-        assert session.leave() == 0 and users(server.requests[-1]) == [sent]
+        assert session.leave() == 0
+        assert users(server.requests[-1]) == [sent]
 
 
 STOPPED_DURING_A_WRITE = """
@@ -778,7 +844,8 @@ def test_ctrl_z_during_a_write_breaks_nothing(tmp_path: Path) -> None:
         sys.executable, ["-c", STOPPED_DURING_A_WRITE], cwd=ROOT, timeout=PATIENCE
     )
     child.expect_exact("over")
-    assert b"hello" in child.before and b"Traceback" not in child.before
+    assert b"hello" in child.before
+    assert b"Traceback" not in child.before
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0

@@ -61,7 +61,8 @@ def asks(permission: str, path: str) -> tuple[bool, bool]:
 
 # ---- paths ---------------------------------------------------------------------------------------
 
-FOLDERS, EVEN_WITH_YOLO = "an edit in these folders asks", "and even with `--yolo`"
+FOLDERS = "an edit in these folders asks"
+EVEN_WITH_YOLO = "and even with `--yolo`"
 TEXTS = "an edit of these files asks: texts for agents"
 FILES = (TEXTS, "of shells and sessions", "of git, editors and the system")
 SECRET_FILES = ("files that hold secrets: environments", "keys", "of programs")
@@ -91,8 +92,10 @@ def test_a_file_of_secrets_is_known_by_its_name(pattern: str) -> None:
 
 @pytest.mark.parametrize("folder", members("all files in these folders"))
 def test_all_files_of_a_folder_of_secrets_count(folder: str) -> None:
-    assert holds_secrets(f"{folder}/x") and holds_secrets(f"/home/me/{folder.upper()}/deep/x")
-    assert not holds_secrets(f"x{folder}/x") and not holds_secrets(f"{folder}x/x")
+    assert holds_secrets(f"{folder}/x")
+    assert holds_secrets(f"/home/me/{folder.upper()}/deep/x")
+    assert not holds_secrets(f"x{folder}/x")
+    assert not holds_secrets(f"{folder}x/x")
     for name in ("x.pub", "known_hosts", "authorized_keys"):
         assert not holds_secrets(f"{folder}/{name}")
 
@@ -136,7 +139,8 @@ def test_a_command_gets_no_variable_that_steers_it(
 ) -> None:
     monkeypatch.setenv(name, "x")
     monkeypatch.setenv(f"MY_{name}", "x")
-    assert name not in environment() and f"MY_{name}" in environment()
+    assert name not in environment()
+    assert f"MY_{name}" in environment()
 
 
 @pytest.mark.parametrize("name", members("variables that commands do get"))
@@ -164,7 +168,7 @@ def test_a_command_gets_nothing_that_would_wait_for_somebody(
     )
 
 
-# ---- settings that a project may not make ---------------------------------------------------------
+# ---- settings that a project may not make --------------------------------------------------------
 
 # A value of each that is valid and not the default
 VALUES = {
@@ -221,9 +225,12 @@ def test_a_projects_env_sets_key_server_and_model_alone(
 
 def test_a_projects_env_may_set_what_the_document_says(project: Path) -> None:
     found = load(project)
-    assert (found.base_url, found.api_key, found.model) == ("https://x/v1", "k", "m")
+    assert found.base_url == "https://x/v1"
+    assert found.api_key == "k"
+    assert found.model == "m"
     assert "(only the key, the server and the model)" in PAGES["docs/settings.md"]
-    assert {*TABLE} == {*SETTINGS} and {*VALUES} | {*OF_A_FOLDER} == {*TABLE}
+    assert {*TABLE} == {*SETTINGS}
+    assert {*VALUES} | {*OF_A_FOLDER} == {*TABLE}
 
 
 NOTHING = re.findall(
@@ -296,13 +303,17 @@ def test_no_request_holds_the_key_wherever_it_stood(tmp_path: Path, ws: Path) ->
     """The instructions of a project are in the system prompt."""
     for name in ("AGENTS.md", "file"):
         (ws / name).write_text(f"The key is {KEY}.\n")
-    calls = [("bash", {"command": "cat file"}), ("read", {"path": "file"})]
+    calls = [
+        ("bash", {"command": "cat file"}),
+        ("read", {"path": "file"}),
+    ]
     with serve(Reply(calls=calls), Reply("Done.")) as server:
         with OneShot(tmp_path, server, "-y", f"not {KEY}", OPENAI_API_KEY=KEY) as run:
             assert run.end() == 0, run.err
         first, second = (contents(body["messages"]) for body in server.requests)
         assert KEY not in json.dumps(server.requests)
-    assert f"The key is {HIDDEN}." in first[0] and f"not {HIDDEN}" in first[1]
+    assert f"The key is {HIDDEN}." in first[0]
+    assert f"not {HIDDEN}" in first[1]
     assert [HIDDEN in str(each) for each in second] == [True, True, False, True, True]
 
 
@@ -316,11 +327,15 @@ def test_what_stands_for_a_key_is_not_written_in_its_place(ws: Path, name: str) 
     }
     (ws / "file").write_text("old")
     toolset = Toolset([write, edit, apply_patch], cwd=ws)
-    with serve(Reply(calls=[(name, arguments[name])]), Reply("Done.")) as server:
+    with serve(
+        Reply(calls=[(name, arguments[name])]),
+        Reply("Done."),
+    ) as server:
         events, _ = ask(server, tools=toolset, hooks=Redaction(Redactor(KEY)))
         assert "would put it in the key's place" in results(server)[0]
     assert [event.is_error for event in all_of(ToolEnd, events)] == [True]
-    assert (ws / "file").read_text() == "old" and os.listdir(ws) == ["file"]
+    assert (ws / "file").read_text() == "old"
+    assert os.listdir(ws) == ["file"]
 
 
 # ---- commands ------------------------------------------------------------------------------------
@@ -345,7 +360,8 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_a_command_that_only_reads_runs_unasked(repo: Path, command: str) -> None:
     if command.startswith("rg") and not shutil.which("rg"):
         pytest.skip("there is no ripgrep")
-    assert free(repo, command) and not free(repo, f"{command} > x")
+    assert free(repo, command)
+    assert not free(repo, f"{command} > x")
     if command.split()[0] not in ("true", "pwd", "echo"):  # which read nothing
         assert not free(repo, f"{command} /etc/passwd")
 
@@ -378,7 +394,8 @@ def test_a_keyword_makes_a_line_not_plain(word: str) -> None:
 
 @pytest.mark.parametrize("word", members("builtins that change or run what follows"))
 def test_a_builtin_that_runs_something_else_makes_a_line_not_plain(word: str) -> None:
-    assert parse(f"{word} a") is None and parse(f"a {word}") == [["a", word]]
+    assert parse(f"{word} a") is None
+    assert parse(f"a {word}") == [["a", word]]
 
 
 @pytest.mark.parametrize("word", members("builtins that evaluate a name with a `$` or a backquote"))
@@ -442,7 +459,16 @@ ASKING = {
 
 @pytest.mark.parametrize("kind", ASKING)
 def test_what_no_rule_allows_is_asked(kind: str) -> None:
-    assert Permissions().decide(kind, ASKING[kind], Path("/ws")).action == "ask"
+    assert (
+        Permissions()
+        .decide(
+            kind,
+            ASKING[kind],
+            Path("/ws"),
+        )
+        .action
+        == "ask"
+    )
 
 
 @pytest.mark.parametrize("kind", ["read", "edit"])
@@ -460,7 +486,11 @@ def test_a_rule_for_a_kind_is_for_all_tools_of_it(kind: str, tool: Tool, of: str
 # ---- what a screen does not show -----------------------------------------------------------------
 
 UNSEEN = {
-    "controls": [*range(9), *range(0xB, 0x20), *range(0x7F, 0xA0)],
+    "controls": [
+        *range(9),
+        *range(0xB, 0x20),
+        *range(0x7F, 0xA0),
+    ],
     "directions": [*range(0x202A, 0x202F), *range(0x2066, 0x206A)],
     "without width": [0xAD, 0x180E, 0x200B, *range(0x2060, 0x2066), 0xFEFF],
     "separators": [0x2028, 0x2029],
@@ -469,7 +499,11 @@ UNSEEN = {
 }
 BLANK = {
     "fillers": [0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0, 0x2800],
-    "variations": [*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)],
+    "variations": [
+        *range(0x180B, 0x1810),
+        *range(0xFE00, 0xFE10),
+        *range(0xE0100, 0xE01F0),
+    ],
     "objects": [0xFFFC, 0x13441, 0x13442, 0x16FE4, 0x1D159],
 }
 

@@ -1,4 +1,5 @@
-"""The loop against a real server: the decision table, limits and texts, retries, the doom loop, hooks, output."""
+"""The loop against a real server: the decision table, limits and texts, retries, the doom loop,
+hooks, output."""
 
 from __future__ import annotations
 
@@ -43,7 +44,14 @@ def say(text: str) -> str:
 
 
 def call(name: str = "add", **arguments: Any) -> Reply:
-    return Reply(calls=[(name, arguments or {"a": 1, "b": 2})])
+    return Reply(
+        calls=[
+            (
+                name,
+                arguments or {"a": 1, "b": 2},
+            )
+        ]
+    )
 
 
 def calling(finish: str) -> Reply:
@@ -53,12 +61,13 @@ def calling(finish: str) -> Reply:
 DONE = Reply("done")
 
 
-# ---- the decision table and the states -------------------------------------------------------------------
+# ---- the decision table and the states -----------------------------------------------------------
 
 GUIDE = (Path(__file__).parent.parent / "docs" / "reading-guide.md").read_text()
 FULL = Reply("This model's maximum context length is 8 tokens", status=400)
 SMALL = {"model": {"context_window": 10}}  # tokens: any answer fills it
-BUSY, HALF = Reply("no", status=503), Reply("half", finish="length")
+BUSY = Reply("no", status=503)
+HALF = Reply("half", finish="length")
 
 
 def hook(**functions: Any) -> dict[str, Any]:
@@ -77,9 +86,11 @@ def once(value: Any) -> Callable[..., Any]:
     return give
 
 
-AS_TEXT, ANNOUNCED = Reply('<tool_call>{"name": "add"}</tool_call>'), Reply("I will add:")
+AS_TEXT = Reply('<tool_call>{"name": "add"}</tool_call>')
+ANNOUNCED = Reply("I will add:")
 SHORTER = hook(on_length=lambda m, trigger, usage, abort: trigger != "threshold")
-MORE, REFUSED = user("more"), ModelError("bad_request", "not today")
+MORE = user("more")
+REFUSED = ModelError("bad_request", "not today")
 NOT_YET = ModelError("server", "not yet", retryable=True)
 
 
@@ -343,7 +354,11 @@ OTHERS: list[Row] = [
 ]
 
 
-@pytest.mark.parametrize("case", [*ROWS, ()], ids=" · ".join)
+@pytest.mark.parametrize(
+    "case",
+    [*ROWS, ()],
+    ids=" · ".join,
+)
 def test_what_follows_on_an_answer(case: Any) -> None:
     for row in ROWS.get(case, OTHERS):
         with serve(*row.replies) as server:
@@ -364,7 +379,7 @@ def test_the_reading_guide_has_these_rows_and_draws_the_ways_that_these_runs_tak
     assert {state for row in rows for state in row.states.split()} == {*get_args(State)}
 
 
-# ---- how a run ends -------------------------------------------------------------------------------
+# ---- how a run ends ------------------------------------------------------------------------------
 
 
 def test_an_empty_answer_is_asked_for_once_more_and_both_are_paid_for() -> None:
@@ -380,7 +395,8 @@ def test_attempts_are_numbered_one_after_the_other_whatever_made_them_fail() -> 
         events, result = ask(server)
     retries = [(event.attempt, event.error.kind) for event in all_of(Retry, events)]
     kinds = ["server", "empty", "server", "server", "server"]
-    assert retries == list(zip([1, 2, 3, 4, 5], kinds)) and result.text == "done"
+    assert retries == list(zip([1, 2, 3, 4, 5], kinds))
+    assert result.text == "done"
 
 
 @pytest.mark.case("NET-08")
@@ -392,35 +408,51 @@ def test_an_answer_cut_inside_its_calls_runs_none_of_them(tmp_path: Path) -> Non
         (tmp_path / path).touch()
 
     calls = [("touch", {"path": "a"}), ("touch", '{"path": "b')]
-    with serve(Reply("Writing.", calls=calls, finish="length"), Reply("smaller")) as server:
+    with serve(
+        Reply("Writing.", calls=calls, finish="length"),
+        Reply("smaller"),
+    ) as server:
         _, result = ask(server, tools=[touch])
         assert_all_valid(server)
-    assert list(tmp_path.iterdir()) == [] and result.stop_reason == "stop"
+    assert list(tmp_path.iterdir()) == []
+    assert result.stop_reason == "stop"
     results = contents(result.messages, "tool")
-    assert len(results) == 2 and all("cut at the output limit" in each for each in results)
+    assert len(results) == 2
+    assert all("cut at the output limit" in each for each in results)
 
 
 def test_an_overflow_is_compacted_at_most_twice_between_two_answers() -> None:
-    triggers, compacted = list[str](), list[int]()
+    triggers = list[str]()
+    compacted = list[int]()
 
     def shorten(messages: list[Message], trigger: str, *_: Any) -> bool:
         triggers.append(trigger)
         messages[:-1] = [] if trigger != "threshold" else messages[:-1]
         return trigger != "threshold"
 
-    hooks = FunctionHooks(on_length=shorten, on_compacted=lambda m: compacted.append(len(m)))
+    hooks = FunctionHooks(
+        on_length=shorten,
+        on_compacted=lambda m: compacted.append(len(m)),
+    )
     with serve(FULL) as server:
         _, result = ask(server, hooks=hooks)
         assert len(server.requests) == 3
-    assert result.stop_reason == "length" and result.error and result.error.kind == "overflow"
-    assert triggers == ["threshold", "overflow"] * 2 and len(compacted) == 2
+    assert result.stop_reason == "length"
+    assert result.error
+    assert result.error.kind == "overflow"
+    assert triggers == ["threshold", "overflow"] * 2
+    assert len(compacted) == 2
     with serve(FULL, FULL, call(), FULL, FULL, DONE) as server:
         _, result = ask(server, hooks=hooks, tools=[add])
         assert_all_valid(server)
-    assert result.text == "done" and len(compacted) == 6
+    assert result.text == "done"
+    assert len(compacted) == 6
 
 
-@pytest.mark.parametrize("content", ["", None, 7, {"pruned": True}])
+@pytest.mark.parametrize(
+    "content",
+    ["", None, 7, {"pruned": True}],
+)
 def test_messages_that_a_hook_changes_in_place_are_repaired(content: Any) -> None:
     def prune(messages: list[Message], *_: Any) -> bool:
         old = [each for each in messages[:-2] if each["role"] == "tool" and each["content"] == "3"]
@@ -432,7 +464,8 @@ def test_messages_that_a_hook_changes_in_place_are_repaired(content: Any) -> Non
         ask(server, tools=[add], hooks=FunctionHooks(on_length=prune))
         assert_all_valid(server)
         first, _ = (each for each in server.requests[-1]["messages"] if each["role"] == "tool")
-    assert first["content"] not in ("3", "") and isinstance(first["content"], str)
+    assert first["content"] not in ("3", "")
+    assert isinstance(first["content"], str)
 
 
 # ---- limits ---------------------------------------------------------------------------------
@@ -449,10 +482,16 @@ def test_the_step_limit_ends_each_run_with_its_words() -> None:
     messages: list[Message] = []
     with counting() as server:
         for _ in range(2):
-            _, result = ask(server, tools=[add], limits=Limits(max_steps=3), messages=messages)
+            _, result = ask(
+                server,
+                tools=[add],
+                limits=Limits(max_steps=3),
+                messages=messages,
+            )
         assert len(server.requests) == 6
         assert_all_valid(server)
-    assert (result.stop_reason, result.steps) == ("max_steps", 3)
+    assert result.stop_reason == "max_steps"
+    assert result.steps == 3
     assert result.text == "Max steps reached, task may be incomplete."
 
 
@@ -462,7 +501,11 @@ def test_the_time_limit_ends_the_run_as_an_abort_would() -> None:
         ctx.abort.wait(60)
 
     with serve(Reply(calls=[("wait", {})])) as server, promptly():
-        _, result = ask(server, tools=[wait], limits=Limits(max_seconds=0.3))
+        _, result = ask(
+            server,
+            tools=[wait],
+            limits=Limits(max_seconds=0.3),
+        )
     assert result.stop_reason == "max_time"
     assert result.text == "Time limit of 0.3 s reached, task may be incomplete."
 
@@ -484,18 +527,33 @@ def test_the_time_limit_ends_the_run_as_an_abort_would() -> None:
 )
 def test_a_transient_failure_is_tried_again_and_leaves_no_trace(bad: Reply) -> None:
     """NET-01 to NET-07. A good answer resets the count of failures."""
-    with serve(*[bad] * 4, call(), *[bad] * 4, Reply("fine")) as server:
+    with serve(
+        *[bad] * 4,
+        call(),
+        *[bad] * 4,
+        Reply("fine"),
+    ) as server:
         events, result = ask(server, tools=[add])
     attempts = [event.attempt for event in all_of(Retry, events)]
     # A connection that was kept open and is closed by the server is opened again without a word
-    assert attempts[:4] == [1, 2, 3, 4] and attempts[4:] in ([1, 2, 3, 4], [1, 2, 3])
+    assert attempts[:4] == [1, 2, 3, 4]
+    assert attempts[4:] in (
+        [1, 2, 3, 4],
+        [1, 2, 3],
+    )
     assert contents(result.messages) == ["go", None, "3", "fine"]
 
 
 @pytest.mark.case("NET-07")
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(400, "bad_request"), (401, "auth"), (403, "auth"), (404, "not_found"), (402, "quota")],
+    [
+        (400, "bad_request"),
+        (401, "auth"),
+        (403, "auth"),
+        (404, "not_found"),
+        (402, "quota"),
+    ],
 )
 def test_a_final_error_is_not_tried_again(status: int, kind: str) -> None:
     with serve(call(), Reply("no such thing", status=status)) as server:
@@ -503,9 +561,11 @@ def test_a_final_error_is_not_tried_again(status: int, kind: str) -> None:
         assert len(server.requests) == 2
     where = f" at {server.url}/chat/completions" if status == 404 else ""
     assert result.text == f"Error: no such thing{where}"
-    assert result.error and result.error.kind == kind
+    assert result.error
+    assert result.error.kind == kind
     steps = [event.usage.input for event in all_of(StepEnd, events)]
-    assert steps[1] == 0 and sum(steps) == result.usage.input
+    assert steps[1] == 0
+    assert sum(steps) == result.usage.input
 
 
 # ---- calls that are only written ------------------------------------------------------------
@@ -543,7 +603,8 @@ def test_a_call_as_text_is_asked_for_once_more_with_the_reason(form: str) -> Non
     reason = "Nothing was run: your answer holds a tool call written as text. "
     way = "Call the tool itself (add), or answer without such markup."
     assert told == {"role": "user", "content": reason + way}
-    assert result.text == "done" and "is asked once more" in all_of(Notice, events)[0].text
+    assert result.text == "done"
+    assert "is asked once more" in all_of(Notice, events)[0].text
 
 
 @pytest.mark.parametrize(
@@ -563,7 +624,9 @@ def test_a_call_as_text_is_asked_for_once_more_with_the_reason(form: str) -> Non
 def test_what_only_speaks_of_a_call_is_an_answer(text: str) -> None:
     with serve(Reply(text)) as server:
         _, result = ask(server, tools=[add])
-    assert (result.stop_reason, result.text, len(server.requests)) == ("stop", text, 1)
+    assert result.stop_reason == "stop"
+    assert result.text == text
+    assert len(server.requests) == 1
 
 
 def test_without_tools_nothing_is_taken_for_a_call() -> None:
@@ -576,7 +639,12 @@ def test_without_tools_nothing_is_taken_for_a_call() -> None:
 
 @pytest.mark.case("INV-10")
 def test_the_third_identical_call_is_answered_unrun_and_the_fourth_ends_the_run() -> None:
-    order = [{"a": 1, "b": 2}, {"b": 2, "a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 2}]
+    order = [
+        {"a": 1, "b": 2},
+        {"b": 2, "a": 1},
+        {"a": 1, "b": 2},
+        {"a": 1, "b": 2},
+    ]
     answered: list[float] = []
 
     def each(event: Event) -> None:
@@ -589,10 +657,13 @@ def test_the_third_identical_call_is_answered_unrun_and_the_fourth_ends_the_run(
     with serve(*(Reply(calls=[("add", arguments)]) for arguments in order)) as server:
         events, result = ask(server, tools=[add], each=each)
         assert_all_valid(server)
-    assert result.stop_reason == "doom_loop" and result.steps == 4
+    assert result.stop_reason == "doom_loop"
+    assert result.steps == 4
     assert [event.count for event in all_of(DoomLoop, events)] == [3]
     outputs = contents(result.messages, "tool")
-    assert outputs[:2] == ["3", "3"] and "3 times in a row" in outputs[2] and len(outputs) == 4
+    assert outputs[:2] == ["3", "3"]
+    assert "3 times in a row" in outputs[2]
+    assert len(outputs) == 4
 
 
 def test_equal_calls_of_one_answer_run_once_and_count_once() -> None:
@@ -608,12 +679,25 @@ def test_equal_calls_of_one_answer_run_once_and_count_once() -> None:
 
 def test_equal_calls_of_one_answer_run_again_after_a_change(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("old\n")
-    test, change = ("bash", {"command": "cat f"}), ("bash", {"command": "echo new > f"})
-    looks = [("read", {"path": "f"}), ("ls", {}), ("read", {"path": "f"})]
-    with serve(Reply(calls=[test, change, test, test, *looks]), Reply("done")) as server:
-        _, result = ask(server, tools=Toolset([bash, read, ls], cwd=tmp_path))
+    test = ("bash", {"command": "cat f"})
+    change = ("bash", {"command": "echo new > f"})
+    looks = [
+        ("read", {"path": "f"}),
+        ("ls", {}),
+        ("read", {"path": "f"}),
+    ]
+    with serve(
+        Reply(calls=[test, change, test, test, *looks]),
+        Reply("done"),
+    ) as server:
+        _, result = ask(
+            server,
+            tools=Toolset([bash, read, ls], cwd=tmp_path),
+        )
     old, _, new, again, first, _, second = contents(result.messages, "tool")
-    assert (old, new, first) == ("old", "new", "new")
+    assert old == "old"
+    assert new == "new"
+    assert first == "new"
     assert again == second == "Same call as above in this answer; its result is above."
 
 
@@ -622,7 +706,8 @@ def numbered(*numbers: int) -> list[Reply]:
 
 
 def test_another_call_resets_the_count() -> None:
-    same, other = call(a=1, b=1), call(a=2, b=2)
+    same = call(a=1, b=1)
+    other = call(a=2, b=2)
     with serve(same, same, other, same, same, Reply("done")) as server:
         assert ask(server, tools=[add])[1].text == "done"
 
@@ -630,14 +715,23 @@ def test_another_call_resets_the_count() -> None:
 CYCLES = {"A,B": 2, "A,B,C": 3, "eight in turn": 8}
 
 
-@pytest.mark.parametrize(("length", "most"), [(2, 16), (3, 20), (8, 20)], ids=CYCLES)
+@pytest.mark.parametrize(
+    ("length", "most"),
+    [(2, 16), (3, 20), (8, 20)],
+    ids=CYCLES,
+)
 def test_a_cycle_that_brings_nothing_new_is_told_and_ends(length: int, most: int) -> None:
     cycle = numbered(*range(length)) * 20
     with serve(*cycle) as server:
-        _, result = ask(server, tools=[add], limits=Limits(max_steps=100))
+        _, result = ask(
+            server,
+            tools=[add],
+            limits=Limits(max_steps=100),
+        )
         assert_all_valid(server)
         outputs = contents(server.requests[-1]["messages"], "tool")
-    assert result.stop_reason == "doom_loop" and len(server.requests) == length + 12 <= most
+    assert result.stop_reason == "doom_loop"
+    assert len(server.requests) == length + 12 <= most
     assert result.text == "Stopped: the last 12 calls brought nothing new."
     note = "[Nothing new in the last 8 calls: they repeat. Change the approach, or end with what is in the way.]"
     assert [at for at, output in enumerate(outputs) if note in output] == [length + 7]
@@ -647,8 +741,18 @@ def test_the_note_comes_with_the_next_result_if_the_eighth_call_is_refused() -> 
     first, second = numbered(0, 1)
     seven_without_news = [first, second, first, second, first, second, second]
     refused = second
-    with serve(first, second, *seven_without_news, refused, *[first, second] * 4) as server:
-        _, result = ask(server, tools=[add], limits=Limits(max_steps=100))
+    with serve(
+        first,
+        second,
+        *seven_without_news,
+        refused,
+        *[first, second] * 4,
+    ) as server:
+        _, result = ask(
+            server,
+            tools=[add],
+            limits=Limits(max_steps=100),
+        )
         outputs = contents(server.requests[-1]["messages"], "tool")
     assert outputs[9].startswith("Not run: add was called 3 times in a row")
     note = "[Nothing new in the last 8 calls: they repeat. "
@@ -664,9 +768,17 @@ def test_what_changes_is_never_taken_for_a_loop() -> None:
         polls += 1
         return f"{polls} of 20 done"
 
-    with serve(*[Reply(calls=[("poll", {})])] * 20, Reply("done")) as server:
-        _, result = ask(server, tools=[quick(poll)], limits=Limits(max_steps=50))
-    assert (result.text, polls) == ("done", 20)
+    with serve(
+        *[Reply(calls=[("poll", {})])] * 20,
+        Reply("done"),
+    ) as server:
+        _, result = ask(
+            server,
+            tools=[quick(poll)],
+            limits=Limits(max_steps=50),
+        )
+    assert result.text == "done"
+    assert polls == 20
     many = Reply(calls=[("add", {"a": number, "b": 0}) for number in range(30)])
     for replies in ([many], [many, many]):  # the second time the model has not read the note yet
         with serve(*replies, Reply("done")) as server:
@@ -679,7 +791,12 @@ def test_a_user_may_let_a_cycle_go_on() -> None:
             event.reply(True)
 
     with serve(*numbered(1, 2) * 12, Reply("done")) as server:
-        events, result = ask(server, tools=[add], each=allow, limits=Limits(max_steps=50))
+        events, result = ask(
+            server,
+            tools=[add],
+            each=allow,
+            limits=Limits(max_steps=50),
+        )
     assert result.text == "done"
     assert [event.count for event in all_of(DoomLoop, events)] == [12]
 
@@ -695,7 +812,8 @@ def test_a_consumer_may_let_the_repeated_call_run() -> None:
 # ---- tools in the loop ----------------------------------------------------------------------
 
 
-A, C = "a" * 15_000, "c" * 15_000
+A = "a" * 15_000
+C = "c" * 15_000
 PETS = [{"type": "dog"}]
 
 
@@ -716,7 +834,10 @@ def test_output_as_it_is_sent(output: Any, sent: str) -> None:
     def tell() -> Any:
         return output
 
-    with serve(Reply(calls=[("tell", {})]), Reply("ok")) as server:
+    with serve(
+        Reply(calls=[("tell", {})]),
+        Reply("ok"),
+    ) as server:
         ask(server, "in \udc00put", tools=[tell])
         assert_all_valid(server)
         assert server.requests[1]["messages"][-1]["content"] == sent
@@ -724,8 +845,17 @@ def test_output_as_it_is_sent(output: Any, sent: str) -> None:
 
 def test_a_title_that_cannot_be_made_breaks_nothing() -> None:
     shouting = tool(title=lambda arguments: arguments["city"].upper(), name="shout")
-    with serve(Reply(calls=[("shout", "{")]), Reply("ok")) as server:
-        assert ask(server, tools=[shouting(say.function)])[1].text == "ok"
+    with serve(
+        Reply(calls=[("shout", "{")]),
+        Reply("ok"),
+    ) as server:
+        assert (
+            ask(
+                server,
+                tools=[shouting(say.function)],
+            )[1].text
+            == "ok"
+        )
 
 
 # ---- hooks ----------------------------------------------------------------------------------
@@ -735,7 +865,12 @@ def test_a_follow_up_is_not_lost_at_a_limit() -> None:
     left = [[user("and now?")]]
     hooks = FunctionHooks(get_follow_up_messages=lambda: left.pop() if left else [])
     with serve(Reply("one")) as server:
-        _, result = ask(server, "x", hooks=hooks, limits=Limits(max_steps=1))
+        _, result = ask(
+            server,
+            "x",
+            hooks=hooks,
+            limits=Limits(max_steps=1),
+        )
     assert result.stop_reason == "max_steps"
     assert contents(result.messages) == ["x", "one", "and now?"]
 
@@ -759,15 +894,17 @@ def test_an_abort_before_the_run_sends_nothing_and_keeps_the_prompt() -> None:
     with serve(Reply("never")) as server:
         _, result = ask(server, "keep me", abort=abort)
         assert server.requests == []
-    assert (result.stop_reason, result.text) == ("aborted", "Request aborted.")
+    assert result.stop_reason == "aborted"
+    assert result.text == "Request aborted."
     assert contents(result.messages) == ["keep me"]
 
 
-# ---- what a result, a total and a time hold ----------------------------------------------------------------
+# ---- what a result, a total and a time hold ------------------------------------------------------
 
 
 def test_a_message_that_a_hook_adds_before_an_interrupt_is_taken_for_no_result() -> None:
-    messages, events = list[Message](), list[Event]()
+    messages = list[Message]()
+    events = list[Event]()
 
     def interrupt(*_: Any) -> None:
         messages.append(user("mine"))
@@ -776,9 +913,16 @@ def test_a_message_that_a_hook_adds_before_an_interrupt_is_taken_for_no_result()
     hooks = FunctionHooks(before_tool_call=interrupt)
     two = Reply(calls=[("add", {"a": 1, "b": b}) for b in (1, 2)])
     with serve(two) as server, pytest.raises(KeyboardInterrupt):
-        ask(server, tools=[add], messages=messages, hooks=hooks, each=events.append)
+        ask(
+            server,
+            tools=[add],
+            messages=messages,
+            hooks=hooks,
+            each=events.append,
+        )
     [step] = all_of(StepEnd, events)
-    assert step.tool_results == messages[2:4] and contents(messages)[4:] == ["mine"]
+    assert step.tool_results == messages[2:4]
+    assert contents(messages)[4:] == ["mine"]
     assert [event.message for event in all_of(MessageEnd, events)] == messages[:4]
 
 
@@ -795,7 +939,8 @@ def test_the_output_of_an_aborted_tool_is_truncated_once() -> None:
     with serve(Reply(calls=[("flood", {})])) as server:
         _, result = ask(server, tools=[flood], abort=abort)
     text = result.messages[-1]["content"]
-    assert text.endswith("[aborted by the user]") and 29_900 < len(text) <= 30_000
+    assert text.endswith("[aborted by the user]")
+    assert 29_900 < len(text) <= 30_000
     assert len(re.findall(r"truncated \d+ characters", text)) == 1
 
 
@@ -829,7 +974,12 @@ def test_the_time_of_a_tool_is_without_that_of_hooks_and_of_the_user() -> None:
 def test_a_call_without_usable_arguments_reaches_no_hook() -> None:
     called: list[str] = []
     hooks = FunctionHooks(before_tool_call=lambda call, ctx: called.append(call.name))
-    with serve(Reply(calls=[("add", "[not an object")]), call(), Reply("done")) as server:
+    with serve(
+        Reply(calls=[("add", "[not an object")]),
+        call(),
+        Reply("done"),
+    ) as server:
         _, result = ask(server, tools=[add], hooks=hooks)
-    assert called == ["add"] and result.text == "done"
+    assert called == ["add"]
+    assert result.text == "done"
     assert [each["role"] for each in result.messages].count("tool") == 2

@@ -1,4 +1,5 @@
-"""Streamed Markdown: styled row by row, the same for any cut of the stream, never wider than the screen."""
+"""Streamed Markdown: styled row by row, the same for any cut of the stream, never wider than the
+screen."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def shown(text: str, width: int = 80) -> list[str]:
         ("~~gone~~ and ~~**both**~~", ["<strike>gone</> and <strike bold>both</>"]),
         ("~5 and ~/.x, ~~ no ~~, a~~b", ["~5 and ~/.x, ~~ no ~~, a~~b"]),
         ("~~never closed", ["~~never closed"]),
-        # What ends code: as many of the same mark or more, alone, at most three blanks further in than what began it
+        # What ends code: as many of the same mark or more, alone, at most three blanks further in
+        # than what began it
         ("```\na\n```` \nb", ["<dim>──</>", "a", "<dim>──</>", "b"]),
         ("```\na\n```\u00a0\nb", ["<dim>──</>", "a", "<dim>──</>", "b"]),
         ("````\n```\na\n````\nb", ["<dim>──</>", "```", "a", "<dim>──</>", "b"]),
@@ -103,7 +105,8 @@ def test_code_is_highlighted_and_its_lines_are_not_broken() -> None:
     long = "x = " + "1 + " * 50 + "1"
     found = rows(f'```python\nreturn 1  # why\nx = """a\nb = 1\n"""\ny = 2\n{long}\n```', 40)
     assert found[1] == "<blue>return</> <cyan>1</>  <dim># why</>"
-    assert found[3] == "<green>b = 1</>" and found[5] == "y = <cyan>2</>"
+    assert found[3] == "<green>b = 1</>"
+    assert found[5] == "y = <cyan>2</>"
     assert shown(f"```python\n{long}\n```", 40)[1] == long
 
 
@@ -111,7 +114,8 @@ def test_code_is_highlighted_and_its_lines_are_not_broken() -> None:
 def test_further_rows_of_an_item_or_a_quote_hang_below_its_text(mark: str) -> None:
     first, *others = shown(mark + LONG, 40)
     indent = "│ " if mark == "> " else " " * len(mark)
-    assert len(others) > 3 and first.split()[1] == "word"
+    assert len(others) > 3
+    assert first.split()[1] == "word"
     assert all(row.startswith(indent + "word") for row in others)
 
 
@@ -125,12 +129,25 @@ def test_an_indentation_as_wide_as_the_screen_ends_and_loses_no_word(mark: str) 
     assert shown(" " * 4000 + "x")[-1].strip() == "x", "in no time"
 
 
-@pytest.mark.parametrize(("width", "widest"), [(200, 100), (101, 100), (100, 100), (60, 60)])
+@pytest.mark.parametrize(
+    ("width", "widest"),
+    [
+        (200, 100),
+        (101, 100),
+        (100, 100),
+        (60, 60),
+    ],
+)
 def test_prose_is_at_most_100_columns_wide_but_not_code_and_tables(width: int, widest: int) -> None:
     for mark in ("", "- ", "> ", "## ", "  1. "):
         found = shown(mark + LONG, width)
         assert widest - 6 < max(map(cell_count, found)) <= widest, mark
-    assert max(map(cell_count, shown(f"| a |\n|-|\n| {LONG}|\n", width))) > min(width - 7, 150)
+    assert max(
+        map(
+            cell_count,
+            shown(f"| a |\n|-|\n| {LONG}|\n", width),
+        )
+    ) > min(width - 7, 150)
     assert shown(f"```\n{LONG}\n```", width)[1] == LONG.rstrip()
 
 
@@ -148,13 +165,16 @@ def test_a_table_is_set_when_it_ends() -> None:
         "日本語 │    x|y",
     ]
     aligned = shown("| n | side |\n|--:|:--|---|\n| 10 | a | b |\n")
-    assert aligned[0] == " n │ side │" and aligned[2] == "10 │ a    │ b"
-    assert "<bold>name" in rows(TABLE)[0] and "<bold>first</>" in rows(TABLE)[2]
+    assert aligned[0] == " n │ side │"
+    assert aligned[2] == "10 │ a    │ b"
+    assert "<bold>name" in rows(TABLE)[0]
+    assert "<bold>first</>" in rows(TABLE)[2]
 
 
 def test_a_table_that_is_wider_than_the_screen_is_wrapped_in_its_cells() -> None:
     found = shown(f"| a | b |\n|-|-|\n| x | {LONG}|\n", 40)
-    assert len(found) > 5 and all(cell_count(row) <= 40 for row in found)
+    assert len(found) > 5
+    assert all(cell_count(row) <= 40 for row in found)
     assert " ".join(row[4:] for row in found[2:]).split() == LONG.split()
     assert shown("| a | b | c | d |\n|-|-|-|-|\n", 10) == ["| a | b | c | d |", "|-|-|-|-|"]
 
@@ -175,13 +195,28 @@ MARKS = (
     "|-|-|\n",
     "[x](y)",
 )
-PIECES = st.sampled_from((*MARKS, "word ", "\n", "日本語", " ", " " * 9, "\t"))
+PIECES = st.sampled_from(
+    (
+        *MARKS,
+        "word ",
+        "\n",
+        "日本語",
+        " ",
+        " " * 9,
+        "\t",
+    )
+)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(PIECES, max_size=40).map("".join), st.integers(1, 9), st.sampled_from([12, 40, 80]))
+@given(
+    st.lists(PIECES, max_size=40).map("".join),
+    st.integers(1, 9),
+    st.sampled_from([12, 40, 80]),
+)
 def test_any_cut_of_the_stream_gives_the_same_rows(text: str, size: int, width: int) -> None:
-    markdown, streamed = Markdown(paint), ""
+    markdown = Markdown(paint)
+    streamed = ""
     for start in range(0, len(text), size):
         streamed += markdown.feed(text[start : start + size], width)
         assert isinstance(markdown.row, str)

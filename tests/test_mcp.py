@@ -1,4 +1,5 @@
-"""MCP: servers on stdio and HTTP, what becomes of their tools and results, and of servers that fail."""
+"""MCP: servers on stdio and HTTP, what becomes of their tools and results, and of servers that
+fail."""
 
 from __future__ import annotations
 
@@ -55,7 +56,10 @@ def connected(path: Path, number: int = 1) -> Servers:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """The same server on stdio and on HTTP."""
     folder = tmp_path_factory.mktemp("mcp")
-    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.MonkeyPatch.context() as patch:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setenv("OPENAI_API_KEY", "sk-canary")
         patch.setenv("WORD", 'ü"\\')
         patch.setenv("PLAIN", "word")
@@ -63,7 +67,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         site = {"type": "http", "url": url, "headers": {"X-Key": "${NOPE:-key} ${PLAIN}"}}
         number = listener.fileno()
         child = subprocess.Popen([*PROGRAM, "fd", f"{number}"], pass_fds=[number])
-        path = configure(folder, io=STDIO | {"env": {"SAID": "${WORD}"}}, site=site)
+        path = configure(
+            folder,
+            io=STDIO | {"env": {"SAID": "${WORD}"}},
+            site=site,
+        )
         try:
             yield connected(path, 2)
         finally:
@@ -98,8 +106,8 @@ CALLS: dict[tuple[str, str], Any] = {
 }
 
 
-# A server without the package: argv has how it speaks, and the pages of its tools. A tool whose name begins with
-# `large` has a result of 100 MB. On HTTP it first prints its port.
+# A server without the package: argv has how it speaks, and the pages of its tools. A tool whose
+# name begins with `large` has a result of 100 MB. On HTTP it first prints its port.
 RAW = """
 import json, sys, zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -166,7 +174,13 @@ else:
 
 def raw(*names: str, **schema: Any) -> list[dict[str, Any]]:
     """Tools of these names as a server lists them."""
-    return [{"name": name, "inputSchema": {"type": "object", **schema}} for name in names]
+    return [
+        {
+            "name": name,
+            "inputSchema": {"type": "object", **schema},
+        }
+        for name in names
+    ]
 
 
 @contextmanager
@@ -184,26 +198,47 @@ def raw_server(way: str, *pages: list[dict[str, Any]]) -> Iterator[dict[str, Any
 
 
 def test_all_pages_of_a_servers_tools_are_read(tmp_path: Path) -> None:
-    with raw_server("stdio", raw("a"), raw("b"), raw("c")) as paged:
+    with raw_server(
+        "stdio",
+        raw("a"),
+        raw("b"),
+        raw("c"),
+    ) as paged:
         tools = connected(configure(tmp_path, paged=paged)).tools()
         assert [each.name for each in tools] == ["paged__a", "paged__b", "paged__c"]
-        with serve(Reply(calls=[("paged__c", {})]), Reply("done")) as model:
+        with serve(
+            Reply(calls=[("paged__c", {})]),
+            Reply("done"),
+        ) as model:
             ask(model, tools=tools)
             assert results(model) == ["called"]
 
 
 @pytest.mark.parametrize("way", ["stdio", "http", "sse"])
 def test_an_incomplete_schema_leaves_out_that_tool_only(tmp_path: Path, way: str) -> None:
-    schemas: list[Any] = [None, [], "x", {}, {"type": "string"}]
+    schemas: list[Any] = [
+        None,
+        [],
+        "x",
+        {},
+        {"type": "string"},
+    ]
     bad = [{"name": f"bad{at}", "inputSchema": schema} for at, schema in enumerate(schemas)]
     first = [{"name": "none"}, *raw("a"), *bad]
-    with raw_server(way, first, [*raw("b"), {"inputSchema": {"type": "object"}}]) as odd:
+    with raw_server(
+        way,
+        first,
+        [*raw("b"), {"inputSchema": {"type": "object"}}],
+    ) as odd:
         servers = start(configure(tmp_path, odd=odd))
         [notice] = servers.wait(Abort())
         names = "none, bad0, bad1, bad2, bad3, bad4, None"
         assert notice.text.startswith(f"MCP server odd: tools left out: {names} (")
         assert [each.name for each in servers.tools()] == ["odd__a", "odd__b"]
-        with serve(Reply(calls=[("odd__b", {})]), Reply("done")) as model:
+        with serve(
+            Reply(calls=[("odd__b", {})]),
+            Reply("done"),
+        ) as model:
             ask(model, tools=servers.tools())
             assert results(model) == ["called"]
         servers.close()
@@ -224,7 +259,9 @@ def test_a_result_of_100_mb_is_cut_and_the_connection_goes_on(tmp_path: Path, wa
         with serve(Reply(calls=calls), Reply("done")) as model:
             ask(model, tools=servers.tools())
             first, second, third = results(model)
-        assert first == second and "the result was over 16 MB" in first and len(first) < 200
+        assert first == second
+        assert "the result was over 16 MB" in first
+        assert len(first) < 200
         assert third == "called" and server.client is client  # the same connection
         assert peak() - before < 150_000_000
         servers.close()
@@ -253,21 +290,35 @@ def test_a_program_gets_no_key_and_starts_in_the_configuration_folder(servers: S
         key, said, header = results(model)
         assert json.loads(key)["variable"] is None
         assert json.loads(key)["folder"].endswith("/home/.config/coder")
-        assert (json.loads(said)["variable"], header) == ('ü"\\', "key word")
+        assert json.loads(said)["variable"] == 'ü"\\'
+        assert header == "key word"
 
 
 def test_what_a_server_says_beside_fills_no_disk(servers: Servers, tmp_path: Path) -> None:
-    with serve(Reply(calls=[("io__chat", {"file": str(tmp_path / "ok")})]), Reply("")) as model:
+    with serve(
+        Reply(calls=[("io__chat", {"file": str(tmp_path / "ok")})]),
+        Reply(""),
+    ) as model:
         ask(model, tools=servers.tools())
     until((tmp_path / "ok").exists)
 
 
 def test_a_server_that_ended_is_started_again_by_the_next_call(tmp_path: Path) -> None:
     servers = connected(configure(tmp_path, io=STDIO))
-    with serve(Reply(calls=[("io__die", {}), ("io__add", {"a": 1})]), Reply("done")) as model:
+    with serve(
+        Reply(
+            calls=[
+                ("io__die", {}),
+                ("io__add", {"a": 1}),
+            ]
+        ),
+        Reply("done"),
+    ) as model:
         ask(model, tools=servers.tools())
         died, added = results(model)
-    assert "the MCP server io ended" in died and "out of cheese" in died and added == "11"
+    assert "the MCP server io ended" in died
+    assert "out of cheese" in died
+    assert added == "11"
     servers.close()
 
 
@@ -286,8 +337,10 @@ def test_a_server_that_ended_is_started_again_by_the_next_call(tmp_path: Path) -
 def test_a_server_that_does_not_start_costs_one_line(tmp_path: Path, entry: Any, why: str) -> None:
     servers = start(configure(tmp_path, bad=entry, worse=entry))
     [notice] = servers.wait(Abort())
-    assert notice.text.startswith("MCP servers left out: bad, worse (") and why in notice.text
-    assert "\n" not in notice.text and servers.tools() == [] == [*servers.wait(Abort())]
+    assert notice.text.startswith("MCP servers left out: bad, worse (")
+    assert why in notice.text
+    assert "\n" not in notice.text
+    assert servers.tools() == [] == [*servers.wait(Abort())]
     servers.close()
 
 
@@ -323,27 +376,44 @@ ADD = ("io__add", {"a": 1})
 
 
 def test_one_task_waits_for_the_servers_and_what_a_rule_allows_is_called(tmp_path: Path) -> None:
-    """Sub-agents have the tools as well, except those that only read. A project's files start nothing."""
-    ws, marks = tmp_path / "ws", []
+    """Sub-agents have the tools as well, except those that only read. A project's files start
+    nothing."""
+    ws = tmp_path / "ws"
+    marks = []
     for place in (".mcp.json", ".coder/mcp.json"):
         (ws / place).parent.mkdir(parents=True, exist_ok=True)
         touch = {"command": "touch", "args": [f"{ws}/{place}.ran"]}
         (ws / place).write_text(json.dumps({"mcpServers": {"evil": touch}}))
         marks.append(ws / f"{place}.ran")
     configure(tmp_path, io=STUBBORN, bad={"command": "no-such-program"})
-    tasks = [{"agent": name, "description": "x", "prompt": "go"} for name in ("general", "explore")]
+    tasks = [
+        {
+            "agent": name,
+            "description": "x",
+            "prompt": "go",
+        }
+        for name in ("general", "explore")
+    ]
     calls = [("task", each) for each in tasks] + [ADD]
 
     def script(body: Body) -> Reply:
         said = contents(body["messages"], "tool")
         if any(each["function"]["name"] == "task" for each in body["tools"]):  # no sub-agent
-            return Reply(calls=calls[len(said) :][:1], text="done" if said[2:] else "")
+            return Reply(
+                calls=calls[len(said) :][:1],
+                text="done" if said[2:] else "",
+            )
         return Reply(str(said[0])) if said else Reply(calls=[ADD])
 
-    with serve(script) as model, OneShot(tmp_path, model, "--allow", "mcp:io__a*", "go") as child:
+    with (
+        serve(script) as model,
+        OneShot(tmp_path, model, "--allow", "mcp:io__a*", "go") as child,
+    ):
         assert child.end() == 0, child.err
         general, explore, own = results(model)
-        assert general.startswith("11") and "a rule denies the tool" in explore and own == "11"
+        assert general.startswith("11")
+        assert "a rule denies the tool" in explore
+        assert own == "11"
         assert child.err.count("MCP servers left out: bad (") == 1
         assert "Ignored in this folder: .coder/mcp.json" in child.err
     assert not any(mark.exists() for mark in marks)
@@ -352,8 +422,20 @@ def test_one_task_waits_for_the_servers_and_what_a_rule_allows_is_called(tmp_pat
 def test_a_session_asks_remembers_a_tool_or_a_server_and_stops_a_call(tmp_path: Path) -> None:
     configure(tmp_path, io=STDIO)
     file = tmp_path / "ws" / "state"
-    calls = [Reply(calls=[ADD]), Reply(calls=[("io__add", {"a": 2}), ("io__picture", {})])]
-    calls += [Reply("added"), Reply(calls=[("io__wait", {"file": str(file)})]), Reply("end")]
+    calls = [
+        Reply(calls=[ADD]),
+        Reply(
+            calls=[
+                ("io__add", {"a": 2}),
+                ("io__picture", {}),
+            ]
+        ),
+    ]
+    calls += [
+        Reply("added"),
+        Reply(calls=[("io__wait", {"file": str(file)})]),
+        Reply("end"),
+    ]
     with serve(*calls) as model, Terminal(tmp_path, model) as terminal:
         terminal.enter("go")
         terminal.expect("Call this tool of an MCP server?")
@@ -379,11 +461,11 @@ def test_the_list_of_tools_says_which_servers_have_none_in_it_yet(tmp_path: Path
         with Terminal(tmp_path, model) as terminal:
             seen = " ".join(terminal.say("/tools").split())
             while "io (ready)" not in seen:
-                assert (
-                    "MCP servers not in this list yet" in seen and "slow (still starting)" in seen
-                )
+                assert "MCP servers not in this list yet" in seen
+                assert "slow (still starting)" in seen
                 seen = " ".join(terminal.say("/tools").split())
-            assert "No such file or directory: 'no-such-program')" in seen and "io__a" not in seen
+            assert "No such file or directory: 'no-such-program')" in seen
+            assert "io__a" not in seen
 
 
 def test_a_list_with_all_servers_says_nothing_of_them(tmp_path: Path) -> None:
@@ -392,16 +474,23 @@ def test_a_list_with_all_servers_says_nothing_of_them(tmp_path: Path) -> None:
         with Terminal(tmp_path, model) as terminal:
             terminal.say("go")
             seen = terminal.say("/tools")
-            assert "io__a" in seen and "MCP servers" not in seen
+            assert "io__a" in seen
+            assert "MCP servers" not in seen
 
 
 @pytest.mark.parametrize(
-    ("length", "denied", "is_said"), [(1_000, "x", 1), (1_000, "big", 0), (900, "x", 0)]
+    ("length", "denied", "is_said"),
+    [
+        (1_000, "x", 1),
+        (1_000, "big", 0),
+        (900, "x", 0),
+    ],
 )
 def test_many_tools_are_said_once_with_the_servers_and_their_sizes(
     tmp_path: Path, length: int, denied: str, is_said: int
 ) -> None:
-    """A tool takes some 100 characters more than its description; those that a rule denies are not sent."""
+    """A tool takes some 100 characters more than its description; those that a rule denies are not
+    sent."""
     many = [each | {"description": "d" * length} for each in raw(*map(str, range(38)))]
     rule = f"mcp:{denied}__*"
     with raw_server("stdio", many) as big, raw_server("stdio", raw("a")) as small:
@@ -427,7 +516,8 @@ def test_the_configuration_names_the_servers(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home" / ".config"))
     path = configure(tmp_path, io=STDIO, site={})
-    assert run(["config"]) == 0 and f"# MCP servers: io, site ({path})" in capsys.readouterr().out
+    assert run(["config"]) == 0
+    assert f"# MCP servers: io, site ({path})" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -1,8 +1,10 @@
-"""What a model does wrong, and what it then sees: tests/data/model_cases, a file for each kind of mistake.
+"""What a model does wrong, and what it then sees: tests/data/model_cases, a file for each kind of
+mistake.
 
-Each case goes over the wire: a server answers with the calls as the model wrote them, in a folder as real projects have
-them, and the next request shows what the model reads. More cases of the same kinds are in the tables of test_edit.py,
-test_indentation.py, test_patch.py, test_files.py, test_search.py, test_processes.py and test_loop.py.
+Each case goes over the wire: a server answers with the calls as the model wrote them, in a folder
+as real projects have them, and the next request shows what the model reads. More cases of the same
+kinds are in the tables of test_edit.py, test_indentation.py, test_patch.py, test_files.py,
+test_search.py, test_processes.py and test_loop.py.
 """
 
 from __future__ import annotations
@@ -46,10 +48,9 @@ class Case:
     """A mistake, and what the model sees of it.
 
     calls     one for each answer, or a list of them: the tool's name, a space, the arguments as the
-              model wrote them
-    also      other calls of which the rest is true, too
-    says      answers that are text, after the calls
-    outcome   taken: it did what was meant. refused: nothing was run, and the model has to call again.
+              model wrote them also      other calls of which the rest is true, too says
+              answers that are text, after the calls outcome   taken: it did what was meant.
+              refused: nothing was run, and the model has to call again.
               told: it was run, and the result says what is in the way. ends: the run ends
     sees      the newest result, or those of all calls; after a text, what the model is told. In it
               <any> is any text, <tools> the names of the tools, <ws> the folder
@@ -87,8 +88,8 @@ class Case:
 class Sequence:
     """Answers that come again and again, until the run ends.
 
-    That is after at most so many `requests`, or with another answer after so many `rounds`. <n> in a
-    call is the number of the round.
+    That is after at most so many `requests`, or with another answer after so many `rounds`. <n> in
+    a call is the number of the round.
     """
 
     name: str
@@ -123,7 +124,10 @@ SEQUENCES = [Sequence(**row) for row in rows_of("sequences")]
 def reply_of(answer: str | list[str], folder: Path, number: int = 0) -> Reply:
     calls = []
     for call in [answer] if isinstance(answer, str) else answer:
-        written = call.replace("<ws>", str(folder)).replace("<n>", str(number))
+        written = call.replace("<ws>", str(folder)).replace(
+            "<n>",
+            str(number),
+        )
         name, _, arguments = written.partition(" ")
         calls.append((name, arguments))
     return Reply(calls=calls)
@@ -184,7 +188,16 @@ class Play:
 
 
 def param_of(case: Case) -> Any:
-    marks = [pytest.mark.xfail(reason="owed", strict=True)] if case.owed else []
+    marks = (
+        [
+            pytest.mark.xfail(
+                reason="owed",
+                strict=True,
+            )
+        ]
+        if case.owed
+        else []
+    )
     return pytest.param(case, id=str(case), marks=marks)
 
 
@@ -196,7 +209,12 @@ def task_of(server: ScriptedServer) -> Tool:
     """The tool for sub-agents; each of them answers at once."""
 
     def equip(spec: AgentSpec, session_id: str) -> Equipment:
-        return Equipment(ChatModel("m", base_url=server.url), Toolset(), CHILD, Hooks())
+        return Equipment(
+            ChatModel("m", base_url=server.url),
+            Toolset(),
+            CHILD,
+            Hooks(),
+        )
 
     return Subagents(choices(BUILT_IN, "subagent"), equip, retry=FAST).tool
 
@@ -240,7 +258,8 @@ def test_what_the_model_sees_of_a_mistake(ws: Path, case: Case) -> None:
         seen = ["", *contents(play.result.messages, "user")[1:]]
     play.check(seen, case.sees)
     play.check([play.result.text], case.answer)
-    assert (play.leaves, play.result.stop_reason) == (leaves, case.ends)
+    assert play.leaves == leaves
+    assert play.result.stop_reason == case.ends
     if case.outcome in ("taken", "refused") and case.calls:
         assert all_of(ToolEnd, play.events)[-1].is_error is (case.outcome == "refused")
     if case.becomes:
@@ -264,7 +283,8 @@ def test_only_what_brings_nothing_new_is_a_loop(ws: Path, sequence: Sequence) ->
     ]
     play = Play(ws, "plain", replies)
     if sequence.rounds:
-        assert (play.result.stop_reason, play.result.text) == ("stop", "done")
+        assert play.result.stop_reason == "stop"
+        assert play.result.text == "done"
         play.check(play.results, sequence.sees)
     else:
         assert play.result.stop_reason == "doom_loop"

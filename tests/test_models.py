@@ -1,4 +1,5 @@
-"""Models by name, from outside: what a server has, a name that it does not have, and a first start."""
+"""Models by name, from outside: what a server has, a name that it does not have, and a first
+start."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def screen(session: Terminal, columns: int = 80) -> str:
     return "\n".join(rendered(session.output, columns, 60))
 
 
-# ---- a name that is missing or wrong ---------------------------------------------------------------
+# ---- a name that is missing or wrong -------------------------------------------------------------
 
 ASKED = "no model: set OPENAI_MODEL, or use -m NAME; the server has: "
 WRONG = ["-m", "gpt-5-mni"]
@@ -64,7 +65,8 @@ def test_a_name_that_is_missing_or_wrong_is_answered_with_those_that_there_are(
 ) -> None:
     with having(*models) as server:
         done = Place(tmp_path).run(*words, "hi", server=server, OPENAI_MODEL="")
-    assert done.returncode == code and said in done.stdout + done.stderr
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr
 
 
 def test_a_server_that_is_not_there_is_the_reason_where_no_model_is_named(tmp_path: Path) -> None:
@@ -73,12 +75,17 @@ def test_a_server_that_is_not_there_is_the_reason_where_no_model_is_named(tmp_pa
     with Terminal(tmp_path / "a", server) as session:
         assert "The server does not list its models: " in session.say("/model")
     done = Place(tmp_path / "b").run("hi", server=server, OPENAI_MODEL="")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "no model" in done.stderr and "Check the base URL" in done.stderr
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "no model" in done.stderr
+    assert "Check the base URL" in done.stderr
 
 
 def test_a_model_is_chosen_by_number_by_a_part_of_its_name_and_by_any_name(tmp_path: Path) -> None:
-    with having(*MANY) as server, Terminal(tmp_path, server, OPENAI_MODEL="gpt-5") as session:
+    with (
+        having(*MANY) as server,
+        Terminal(tmp_path, server, OPENAI_MODEL="gpt-5") as session,
+    ):
         session.enter("/model")
         listed = session.expect("number or name: ")
         assert re.search(r"  1    claude-0\r.* and \d+ more", listed, re.S)
@@ -94,13 +101,14 @@ def test_a_model_is_chosen_by_number_by_a_part_of_its_name_and_by_any_name(tmp_p
         assert "gpt-5 at 127.0.0.1" in session.say("/model gpt-5"), "the name itself"
         assert "I am gpt-5." in session.say("hi")
         said = session.say("/model gpt-6")
-        assert "does not list it; nearest: gpt-5" in said and "gpt-6 at 127.0.0.1" in said
+        assert "does not list it; nearest: gpt-5" in said
+        assert "gpt-6 at 127.0.0.1" in said
         said = " ".join(session.say("hi").split())
         assert "The model `gpt-6` does not exist" in said
         assert "server has: gpt-5, gpt-5-mini," in said
 
 
-# ---- a first start -----------------------------------------------------------------------------------
+# ---- a first start -------------------------------------------------------------------------------
 
 
 def test_a_server_of_this_machine_is_found_chosen_and_kept(tmp_path: Path) -> None:
@@ -114,9 +122,11 @@ def test_a_server_of_this_machine_is_found_chosen_and_kept(tmp_path: Path) -> No
         session = Terminal(tmp_path, server, **found)
         session.expect(".env): ")
         shown = screen(session)
-        assert f"Ollama at http://127.0.0.1:{server.port}/v1" in shown and "--demo" in shown
+        assert f"Ollama at http://127.0.0.1:{server.port}/v1" in shown
+        assert "--demo" in shown
         assert f"--base-url http://127.0.0.1:{server.port}/v1 -m qwen3:8b\n" in shown
-        assert "nomic" not in shown and "export OPENAI_API_KEY=" in shown
+        assert "nomic" not in shown
+        assert "export OPENAI_API_KEY=" in shown
         number = re.search(r"(\d+)  llama3.2:3b", shown)
         assert number
         session.enter(number[1])
@@ -158,7 +168,8 @@ def test_a_model_is_asked_for_where_a_server_has_several(tmp_path: Path) -> None
             with Terminal(tmp_path, server, OPENAI_MODEL="") as again:
                 assert f"{chosen} at 127.0.0.1" in again.output
             file.write_text("CODER_MAX_STEPS=7")  # by an editor that ends no line
-        # A server that a flag or the folder names is for now: its model may be none of the usual server's
+        # A server that a flag or the folder names is for now: its model may be none of the usual
+        # server's
         for words in (["--base-url", server.url], []):
             session = Terminal(tmp_path, server, *words, "hi", **UNSET)
             session.expect("number or name: ")
@@ -166,11 +177,12 @@ def test_a_model_is_asked_for_where_a_server_has_several(tmp_path: Path) -> None
             assert session.exit_code() == 0
             assert file.read_text() == "CODER_MAX_STEPS=7"
             kept = re.search(r"To keep this choice: (echo .*?)\r\n", session.output)
-            assert kept and shlex.split(kept[1])[1] == "OPENAI_MODEL='llama3.2:3b'"
+            assert kept
+            assert shlex.split(kept[1])[1] == "OPENAI_MODEL='llama3.2:3b'"
             (session.ws / ".env").write_text(f"OPENAI_BASE_URL={server.url}\n")
 
 
-# ---- the list itself ---------------------------------------------------------------------------------
+# ---- the list itself -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""docs/models.md: its adapter for a Messages API, as it stands there, against a server; a trace of any model."""
+"""docs/models.md: its adapter for a Messages API, as it stands there, against a server; a trace of
+any model."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ Answer = tuple[int, dict[str, str], Sequence[dict[str, Any]]]  # status, headers
 
 
 class MessagesServer(ThreadingHTTPServer):
-    """A server of the Messages API with prepared answers. An event {"type": "hang"} waits for the client."""
+    """A server of the Messages API with prepared answers. An event {"type": "hang"} waits for the
+    client."""
 
     daemon_threads = True
 
@@ -34,7 +36,11 @@ class MessagesServer(ThreadingHTTPServer):
         self.keys: list[str] = []
 
     def __enter__(self) -> MessagesServer:
-        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever,
+            args=(0.02,),
+            daemon=True,
+        ).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,10 +77,8 @@ def answer(*blocks: dict[str, Any], reason: str = "end_turn") -> Answer:
     ]
     for index, block in enumerate(blocks):
         if block["type"] == "text":
-            start, delta = (
-                {"type": "text", "text": ""},
-                {"type": "text_delta", "text": block["text"]},
-            )
+            start = {"type": "text", "text": ""}
+            delta = {"type": "text_delta", "text": block["text"]}
         else:
             start = block | {"input": {}}
             delta = {"type": "input_json_delta", "partial_json": start.pop("raw")}
@@ -96,7 +100,11 @@ def use(raw: str) -> dict[str, Any]:
 
 def model_of(server: MessagesServer) -> Model:
     """The model of the page."""
-    [code] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    [code] = re.findall(
+        r"^```python\n(.*?)^```$",
+        PAGE.read_text(),
+        re.M | re.S,
+    )
     names: dict[str, Any] = {"__name__": "example"}
     exec(compile(code, "models.md", "exec"), names)
     url = f"http://127.0.0.1:{server.server_address[1]}/v1"
@@ -112,20 +120,31 @@ def calling() -> Iterator[MessagesServer]:
 
 
 def test_a_conversation_with_tools(calling: MessagesServer) -> None:
-    agent = Agent(model_of(calling), tools=[add], system="Be brief.", get_api_key=lambda: "sk-hook")
+    agent = Agent(
+        model_of(calling),
+        tools=[add],
+        system="Be brief.",
+        get_api_key=lambda: "sk-hook",
+    )
     texts: list[str] = []
     agent.subscribe(lambda e: texts.append(e.text) if isinstance(e, TextDelta) else None)
     result = agent.run("Add 1 and 2.")
-    assert (result.text, result.steps) == ("It is 3.", 2)
-    assert (result.usage.input, result.usage.output) == (24, 6)
+    assert result.text == "It is 3."
+    assert result.steps == 2
+    assert result.usage.input == 24
+    assert result.usage.output == 6
     assert texts == ["Let me see. ", "It is 3."]
     first, second = calling.bodies
-    assert first["system"] == "Be brief." and first["messages"] == [
-        {"role": "user", "content": [text("Add 1 and 2.")]}
-    ]
+    assert first["system"] == "Be brief."
+    assert first["messages"] == [{"role": "user", "content": [text("Add 1 and 2.")]}]
     assert first["tools"][0]["input_schema"]["required"] == ["a", "b"]
     said, result_block = second["messages"][1:]
-    tool_use = {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1, "b": 2}}
+    tool_use = {
+        "type": "tool_use",
+        "id": "toolu_1",
+        "name": "add",
+        "input": {"a": 1, "b": 2},
+    }
     assert said["content"] == [text("Let me see. "), tool_use]
     assert result_block["content"] == [
         {"type": "tool_result", "tool_use_id": "toolu_1", "content": [text("3")]}
@@ -144,11 +163,23 @@ def test_arguments_that_are_no_json_are_told_to_the_model() -> None:
 
 
 BUSY: Answer = (429, {"retry-after": "0.01"}, [])
-CUT: Answer = (200, {}, answer(text("half"))[2][:3])
-OVERLOADED: Answer = (200, {}, [{"type": "error", "error": {"message": "overloaded"}}])
+CUT: Answer = (
+    200,
+    {},
+    answer(text("half"))[2][:3],
+)
+OVERLOADED: Answer = (
+    200,
+    {},
+    [{"type": "error", "error": {"message": "overloaded"}}],
+)
 
 
-@pytest.mark.parametrize("failure", [BUSY, CUT, OVERLOADED], ids=["busy", "cut", "overloaded"])
+@pytest.mark.parametrize(
+    "failure",
+    [BUSY, CUT, OVERLOADED],
+    ids=["busy", "cut", "overloaded"],
+)
 def test_what_may_pass_is_tried_again(failure: Answer) -> None:
     with MessagesServer(failure, answer(text("Hello."))) as server:
         assert Agent(model_of(server), retry=FAST).run("Hi").text == "Hello."
@@ -158,19 +189,32 @@ def test_what_may_pass_is_tried_again(failure: Answer) -> None:
 def test_what_does_not_pass_ends_the_run() -> None:
     with MessagesServer((401, {}, [])) as server:
         result = Agent(model_of(server), retry=FAST).run("Hi")
-    assert result.error and (result.error.kind, result.error.status) == ("auth", 401)
+    assert result.error
+    assert (result.error.kind, result.error.status) == ("auth", 401)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         model: Any = model_of(server)
         model.url = model.url._replace(netloc=f"127.0.0.1:{closed.getsockname()[1]}")
         limits = Limits(max_errors=2)
         result = Agent(model, retry=FAST, limits=limits).run("Hi")
-    assert result.error and result.error.kind == "network"
+    assert result.error
+    assert result.error.kind == "network"
 
 
-@pytest.mark.parametrize("before", [0, 3], ids=["before the answer", "within the answer"])
+@pytest.mark.parametrize(
+    "before",
+    [0, 3],
+    ids=["before the answer", "within the answer"],
+)
 def test_an_abort_ends_a_stream_that_is_silent(before: int) -> None:
-    silent: Answer = (200, {}, [*answer(text("half"))[2][:before], {"type": "hang"}])
+    silent: Answer = (
+        200,
+        {},
+        [
+            *answer(text("half"))[2][:before],
+            {"type": "hang"},
+        ],
+    )
     with MessagesServer(silent) as server:
         agent = Agent(model_of(server))
 
@@ -188,7 +232,11 @@ def test_a_trace_has_what_any_model_is_asked_and_answers(
 ) -> None:
     path = tmp_path / "run.jsonl"
     with Trace(path) as trace:
-        agent = Agent(trace.attach(model_of(calling)), tools=[add], get_api_key=lambda: "sk-hook")
+        agent = Agent(
+            trace.attach(model_of(calling)),
+            tools=[add],
+            get_api_key=lambda: "sk-hook",
+        )
         for _ in trace.watch(agent.stream("Add 1 and 2.")):
             pass
     recording = read(path)
@@ -196,7 +244,8 @@ def test_a_trace_has_what_any_model_is_asked_and_answers(
     first, second = recording.exchanges
     assert [each["content"] for each in first.messages] == ["Add 1 and 2."]
     assert [each["role"] for each in second.messages] == ["user", "assistant", "tool"]
-    assert run.steps[0].figures["in"] == 12 and recording.model["name"] == "claude"
+    assert run.steps[0].figures["in"] == 12
+    assert recording.model["name"] == "claude"
     assert "sk-hook" not in path.read_text()
     again = Agent(ScriptedModel.from_trace(path), tools=[add])
     assert again.run("Add 1 and 2.").text == "It is 3."
@@ -210,11 +259,17 @@ def test_a_trace_has_the_errors_of_any_model(tmp_path: Path) -> None:
 
 
 def test_a_scripted_model_keeps_what_it_was_asked_as_it_was_then() -> None:
-    model = ScriptedModel([Reply(calls=[("add", {"a": 1, "b": 2})]), Reply("3")])
+    model = ScriptedModel(
+        [
+            Reply(calls=[("add", {"a": 1, "b": 2})]),
+            Reply("3"),
+        ]
+    )
     agent = Agent(model, tools=[add], system="Be brief.", reasoning="low")
     agent.run("go")
     first, second = model.requests
-    assert isinstance(first, Request) and (first.system, first.reasoning) == ("Be brief.", "low")
+    assert isinstance(first, Request)
+    assert (first.system, first.reasoning) == ("Be brief.", "low")
     assert [contents(each.messages)[0] for each in (first, second)] == ["go", "go"]
     assert [len(each.messages) for each in (first, second)] == [1, 3]
     assert [len(each["messages"]) for each in model.bodies] == [2, 4], "with the system prompt"

@@ -57,13 +57,24 @@ ASK = Reply(calls=[("ask", {"what": "How much is it?"})])
 
 def test_an_agent_works_as_a_part_of_a_call() -> None:
     helper = Agent(
-        ScriptedModel([Reply(calls=[("add", {"a": 1, "b": 2})]), Reply("3")]), tools=[add]
+        ScriptedModel(
+            [
+                Reply(calls=[("add", {"a": 1, "b": 2})]),
+                Reply("3"),
+            ]
+        ),
+        tools=[add],
     )
     model = ScriptedModel([ASK, Reply("It is 3.")])
-    agent = Agent(model, tools=[asking(helper, name="helper")], max_steps=9)
+    agent = Agent(
+        model,
+        tools=[asking(helper, name="helper")],
+        max_steps=9,
+    )
     events, result = drive(agent.stream("go"))
     nested = all_of(Nested, events)
-    assert {each.agent for each in nested} == {"helper"} and all(each.session_id for each in nested)
+    assert {each.agent for each in nested} == {"helper"}
+    assert all(each.session_id for each in nested)
     assert len({each.call_id for each in nested}) == 1
     [end] = [each.event for each in nested if isinstance(each.event, RunEnd)]
     assert contents(agent.messages, "tool") == ["stop: 3"]
@@ -74,12 +85,24 @@ def test_an_agent_works_as_a_part_of_a_call() -> None:
 
 def test_its_steps_count_for_the_run() -> None:
     endless = Reply(calls=[("add", {"a": 1, "b": 2})])
-    helper = Agent(ScriptedModel([endless, endless, endless, endless]), tools=[add], max_steps=2)
-    agent = Agent(ScriptedModel([ASK, Reply("fine")]), tools=[asking(helper)], max_steps=4)
+    helper = Agent(
+        ScriptedModel([endless, endless, endless, endless]),
+        tools=[add],
+        max_steps=2,
+    )
+    agent = Agent(
+        ScriptedModel([ASK, Reply("fine")]),
+        tools=[asking(helper)],
+        max_steps=4,
+    )
     assert agent.run("go").text == "fine"
     assert contents(agent.messages, "tool")[0].startswith("max_steps")
     helper = Agent(ScriptedModel([endless, endless, endless]), tools=[add])
-    agent = Agent(ScriptedModel([ASK, Reply("fine")]), tools=[asking(helper)], max_steps=3)
+    agent = Agent(
+        ScriptedModel([ASK, Reply("fine")]),
+        tools=[asking(helper)],
+        max_steps=3,
+    )
     assert agent.run("go").text == "fine", "one step is left for the answer"
 
 
@@ -92,18 +115,34 @@ def test_its_answer_has_the_form_that_the_tool_asks_for() -> None:
         )
         return str(result.output["x"] + 1)
 
-    agent = Agent(ScriptedModel([Reply(calls=[("locate", {})]), Reply("there")]), tools=[locate])
+    agent = Agent(
+        ScriptedModel(
+            [
+                Reply(calls=[("locate", {})]),
+                Reply("there"),
+            ]
+        ),
+        tools=[locate],
+    )
     agent.run("go")
     assert contents(agent.messages, "tool") == ["8"]
 
 
 def test_its_questions_reach_the_consumer() -> None:
     helper = Agent(
-        ScriptedModel([Reply(calls=[("add", {"a": 1, "b": 2})]), Reply("3")]),
+        ScriptedModel(
+            [
+                Reply(calls=[("add", {"a": 1, "b": 2})]),
+                Reply("3"),
+            ]
+        ),
         tools=[add],
         hooks=Permissions([], can_ask=True),
     )
-    agent = Agent(ScriptedModel([ASK, Reply("fine")]), tools=[asking(helper)])
+    agent = Agent(
+        ScriptedModel([ASK, Reply("fine")]),
+        tools=[asking(helper)],
+    )
 
     def answer(event: Event) -> None:
         asked = innermost(event)
@@ -119,7 +158,10 @@ def test_its_questions_reach_the_consumer() -> None:
 def test_the_abort_of_the_run_is_its_own(kind: Any) -> None:
     with serve(Reply("word " * 2000, pace=0.05)) as server:
         helper = Agent(ChatModel("m", base_url=server.url))
-        agent = Agent(ScriptedModel([ASK]), tools=kind([asking(helper)]))
+        agent = Agent(
+            ScriptedModel([ASK]),
+            tools=kind([asking(helper)]),
+        )
         token = Abort()
 
         def stop(event: Event) -> None:
@@ -136,7 +178,10 @@ def test_the_abort_of_the_run_is_its_own(kind: Any) -> None:
 
 def test_an_abort_of_the_helper_alone_is_no_abort_of_the_run() -> None:
     helper = Agent(ScriptedModel([Reply("word " * 500, pace=0.01)]))
-    agent = Agent(ScriptedModel([ASK, Reply("fine")]), tools=[asking(helper)])
+    agent = Agent(
+        ScriptedModel([ASK, Reply("fine")]),
+        tools=[asking(helper)],
+    )
     agent.subscribe(lambda event: helper.abort() if isinstance(event, Nested) else None)
     assert agent.run("go").stop_reason == "stop"
     assert contents(agent.messages, "tool") == ["aborted: Request aborted."]
@@ -157,10 +202,16 @@ def test_agents_work_side_by_side() -> None:
 
             topic: what about
             """
-            result = yield from ctx.run(Agent(ChatModel("m", base_url=server.url)), topic)
+            result = yield from ctx.run(
+                Agent(ChatModel("m", base_url=server.url)),
+                topic,
+            )
             return result.text
 
-        calls = [("research", {"topic": "oslo"}), ("research", {"topic": "bergen"})]
+        calls = [
+            ("research", {"topic": "oslo"}),
+            ("research", {"topic": "bergen"}),
+        ]
         model = ScriptedModel([Reply(calls=calls), Reply("done")])
         agent = Agent(model, tools=ParallelTools([research]))
         agent.run("Compare Oslo and Bergen.")
@@ -183,7 +234,7 @@ def test_a_session_runs_such_a_tool_and_counts_its_tokens_once(tmp_path: Path) -
         assert session.usage == result.usage
 
 
-# ---- async tools -----------------------------------------------------------------------------------------
+# ---- async tools ---------------------------------------------------------------------------------
 
 
 @tool
@@ -199,7 +250,12 @@ async def fetch(what: str, ctx: ToolContext) -> str:
     return what.upper()
 
 
-FETCH = Reply(calls=[("fetch", {"what": "news"}), ("fetch", {"what": "nothing"})])
+FETCH = Reply(
+    calls=[
+        ("fetch", {"what": "news"}),
+        ("fetch", {"what": "nothing"}),
+    ]
+)
 
 
 def test_an_async_tool_runs_to_its_end_also_below_a_running_loop() -> None:
@@ -227,7 +283,15 @@ def test_the_output_of_an_async_tool_comes_while_it_works() -> None:
             await asyncio.sleep(0.001)
         return "done"
 
-    agent = Agent(ScriptedModel([Reply(calls=[("work", {})]), Reply("done")]), tools=[work])
+    agent = Agent(
+        ScriptedModel(
+            [
+                Reply(calls=[("work", {})]),
+                Reply("done"),
+            ]
+        ),
+        tools=[work],
+    )
     agent.subscribe(lambda event: is_shown.set() if isinstance(event, ToolUpdate) else None)
     assert agent.run("go").text == "done"
 
@@ -246,7 +310,10 @@ def test_an_abort_cancels_an_async_tool() -> None:
             has_cleaned_up.set()
         return ""
 
-    agent = Agent(ScriptedModel([Reply(calls=[("wait", {})])]), tools=[wait])
+    agent = Agent(
+        ScriptedModel([Reply(calls=[("wait", {})])]),
+        tools=[wait],
+    )
 
     def stop() -> None:
         has_begun.wait(PATIENCE)
@@ -270,7 +337,10 @@ def test_an_async_tool_that_ignores_the_abort_is_left_alone() -> None:
         may_end.wait(PATIENCE)
         return ""
 
-    agent = Agent(ScriptedModel([Reply(calls=[("block", {})])]), tools=[block])
+    agent = Agent(
+        ScriptedModel([Reply(calls=[("block", {})])]),
+        tools=[block],
+    )
 
     def stop() -> None:
         has_begun.wait(PATIENCE)
@@ -303,7 +373,10 @@ def test_a_concurrent_async_tool_runs_side_by_side_with_others() -> None:
         await asyncio.to_thread(both.wait, PATIENCE)
         return who
 
-    calls = [("meet", {"who": "a"}), ("meet", {"who": "b"})]
+    calls = [
+        ("meet", {"who": "a"}),
+        ("meet", {"who": "b"}),
+    ]
     model = ScriptedModel([Reply(calls=calls), Reply("done")])
     agent = Agent(model, tools=ParallelTools([meet]))
     agent.run("go")

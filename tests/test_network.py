@@ -1,4 +1,5 @@
-"""Real networks: a server that is not there, certificates, proxies, connections that close, addresses as people paste them."""
+"""Real networks: a server that is not there, certificates, proxies, connections that close,
+addresses as people paste them."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def final(url: str) -> str:
     return explain(result.error)
 
 
-# ---- nobody there ----------------------------------------------------------------------------------------
+# ---- nobody there --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -73,28 +74,44 @@ def nobody() -> Iterator[str]:
 def test_a_server_that_never_answered_is_not_tried_again(nobody: str, place: str) -> None:
     url = f"http://{place or nobody}/v1"
     events, result = talk(url)
-    assert "retry" not in types(events) and result.error and result.error.kind == "network"
+    assert "retry" not in types(events)
+    assert result.error
+    assert result.error.kind == "network"
     assert result.text.startswith(f"Error: nothing answers at {url}: ")
 
 
 def test_an_address_that_is_dead_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host has dead addresses, one that refuses and one that answers; connecting to the first hangs, their queue is full."""
-    with contextlib.ExitStack() as stack, serve(Reply("well")) as server, promptly():
-        dead = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0)).getsockname()
+    """A host has dead addresses, one that refuses and one that answers; connecting to the first
+    hangs, their queue is full."""
+    with (
+        contextlib.ExitStack() as stack,
+        serve(Reply("well")) as server,
+        promptly(),
+    ):
+        dead = stack.enter_context(
+            socket.create_server(
+                ("127.0.0.1", 0),
+                backlog=0,
+            )
+        ).getsockname()
         for _ in range(4):
             one = stack.enter_context(socket.socket())
             one.setblocking(False)
             one.connect_ex(dead)
         refusing = stack.enter_context(socket.socket())
         refusing.bind(("127.0.0.1", 0))
-        there = [*[dead] * 4, refusing.getsockname(), ("127.0.0.1", server.port)]
+        there = [
+            *[dead] * 4,
+            refusing.getsockname(),
+            ("127.0.0.1", server.port),
+        ]
         found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", each) for each in there]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)  # the name service
         assert talk("http://three.example/v1")[1].text == "well"
         assert server.connections == 1
 
 
-# ---- certificates ----------------------------------------------------------------------------------------
+# ---- certificates --------------------------------------------------------------------------------
 
 
 AUTHORITIES = {"ca": "good", "company": "inside", "between": "below"}  # and servers of theirs
@@ -109,8 +126,9 @@ OPENAI = (
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority `ca.pem`, and certificates of it for servers: good, old, and of OpenAI; a company's authority, which says
-    nothing of what its key is for, as many do, and a server's certificate of that; and one between the first and a server."""
+    """An authority `ca.pem`, and certificates of it for servers: good, old, and of OpenAI; a
+    company's authority, which says nothing of what its key is for, as many do, and a server's
+    certificate of that; and one between the first and a server."""
     folder = tmp_path_factory.mktemp("certificates")
 
     def openssl(arguments: str) -> None:
@@ -178,7 +196,8 @@ def test_a_certificate_that_is_refused_is_said_at_once(
         monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
     with https(certificates, name) as server:
         text = final(server.url)
-    assert text.startswith(f"the certificate of {server.url} is refused: ") and said in text
+    assert text.startswith(f"the certificate of {server.url} is refused: ")
+    assert said in text
 
 
 @pytest.mark.parametrize("authority", AUTHORITIES)
@@ -186,7 +205,8 @@ def test_a_certificate_that_is_refused_is_said_at_once(
 def test_authorities_may_be_configured(
     certificates: Path, monkeypatch: pytest.MonkeyPatch, variable: str, authority: str
 ) -> None:
-    """Also those that Python refuses from 3.13 on where they are the system's, and one that is between."""
+    """Also those that Python refuses from 3.13 on where they are the system's, and one that is
+    between."""
     place = f"{authority}.pem" if variable == "SSL_CERT_FILE" else f"{authority}-folder"
     monkeypatch.setenv(variable, str(certificates / place))
     with https(certificates, AUTHORITIES[authority]) as server:
@@ -200,11 +220,13 @@ def test_where_python_knows_no_authorities_the_clients_own_library_finds_them(
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.setenv(name, "")
     known = ssl.get_default_verify_paths()
-    assert known.cafile is None and known.capath is None
+    assert known.cafile is None
+    assert known.capath is None
     with https(certificates) as server:
         assert "unable to get local issuer certificate" in final(server.url)
     found = tls_context()
-    assert found.verify_mode == ssl.CERT_REQUIRED and found.check_hostname
+    assert found.verify_mode == ssl.CERT_REQUIRED
+    assert found.check_hostname
     usual = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
     if any(Path(each).exists() for each in usual):
         assert found.cert_store_stats()["x509_ca"] > 0
@@ -223,7 +245,8 @@ def test_http_on_an_https_port_and_the_reverse_are_said_at_once(certificates: Pa
         assert "has an address with http://" in final(server.url.replace("http://", "https://"))
     with https(certificates) as server:
         error = talk(server.url.replace("https://", "http://"))[1].error
-        assert error and "was closed before an answer" in error.message
+        assert error
+        assert "was closed before an answer" in error.message
         assert explain(error).endswith("OPENAI_BASE_URL begins with https://.")
 
 
@@ -247,11 +270,12 @@ def test_a_server_that_wants_a_client_certificate_is_said_at_once(
 
     with listening(refuse) as port:
         text = final(f"https://localhost:{port}/v1")
-    assert " refuses the connection (" in text and "alert" in text
+    assert " refuses the connection (" in text
+    assert "alert" in text
     assert "If it asks for a client certificate: none is sent." in text
 
 
-# ---- proxies ---------------------------------------------------------------------------------------------
+# ---- proxies -------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -293,7 +317,8 @@ def test_a_refusing_proxy_is_named_and_asked_again_where_it_fails(
     with listening(refuse) as port, promptly(20):
         monkeypatch.setenv(name, f"http://me:SECRET@127.0.0.1:{port}")
         events, result = talk(THERE)
-    assert asked[0].startswith(b"CONNECT llm.example:443") and result.error
+    assert asked[0].startswith(b"CONNECT llm.example:443")
+    assert result.error
     assert ("retry" in types(events)) == (len(asked) > 1) == passes
     assert result.error.kind == ("network" if passes else "protocol")
     assert explain(result.error).startswith(
@@ -307,12 +332,14 @@ def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, nob
     events, result = talk(THERE)
     assert f"nothing answers at the proxy http://{nobody} (ALL_PROXY): " in result.text
     assert "retry" not in types(events)
-    assert result.error and "NO_PROXY" in explain(result.error)
+    assert result.error
+    assert "NO_PROXY" in explain(result.error)
 
 
 @contextmanager
 def tunnel(port: int) -> Iterator[tuple[str, list[bytes]]]:
-    """A proxy that connects one caller to a port of this machine; its address, and what it was asked."""
+    """A proxy that connects one caller to a port of this machine; its address, and what it was
+    asked."""
     asked: list[bytes] = []
 
     def passed(source: socket.socket, target: socket.socket) -> None:
@@ -340,17 +367,33 @@ def test_openai_gets_what_it_knows_and_a_proxy_no_key_of_ours(
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-env")
-    with https(certificates, "openai") as server, tunnel(server.port) as (address, asked):
+    with (
+        https(certificates, "openai") as server,
+        tunnel(server.port) as (address, asked),
+    ):
         monkeypatch.setenv("HTTPS_PROXY", address)
         model = ChatModel("m", headers={"x-team": "ours"})
-        assert drive(run_loop([], model, prompt="go", retry=FAST))[1].text == "well"
+        assert (
+            drive(
+                run_loop(
+                    [],
+                    model,
+                    prompt="go",
+                    retry=FAST,
+                )
+            )[1].text
+            == "well"
+        )
         [head] = server.heads
-        assert server.paths == ["/v1/chat/completions"] and head["host"] == "api.openai.com"
-        assert (head["openai-organization"], head["x-team"]) == ("org-1", "ours")
+        assert server.paths == ["/v1/chat/completions"]
+        assert head["host"] == "api.openai.com"
+        assert head["openai-organization"] == "org-1"
+        assert head["x-team"] == "ours"
         assert head["authorization"] == "Bearer sk-env"
         assert head["user-agent"] == f"coder/{__version__}"
         assert not [name for name in head if name.startswith("x-stainless")]
-        place, word = "api.openai.com:443", base64.b64encode(b"me:S:CRET").decode()
+        place = "api.openai.com:443"
+        word = base64.b64encode(b"me:S:CRET").decode()
         assert asked[0].decode() == (
             f"CONNECT {place} HTTP/1.1\r\nHost: {place}\r\nProxy-Authorization: Basic {word}\r\n\r\n"
         )
@@ -373,7 +416,10 @@ def test_organisation_and_project_go_to_openai_however_it_is_named(
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
-    with https(certificates, "openai") as server, tunnel(server.port) as (address, _):
+    with (
+        https(certificates, "openai") as server,
+        tunnel(server.port) as (address, _),
+    ):
         monkeypatch.setenv("HTTPS_PROXY", address)
         assert talk(f"https://{place}/v1")[1].text == "well"
         [head] = server.heads
@@ -388,7 +434,9 @@ def test_organisation_and_project_go_to_openai_however_it_is_named(
 def test_a_wrong_address_of_a_proxy_is_said(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("HTTPS_PROXY", address)
     events, result = talk(THERE)
-    assert result.error and "HTTPS_PROXY" in result.text and "retry" not in types(events)
+    assert result.error
+    assert "HTTPS_PROXY" in result.text
+    assert "retry" not in types(events)
     assert "socks" not in address or "has to begin with http://" in result.text
 
 
@@ -415,14 +463,19 @@ NO_PROXY = [  # host and port of a server, the entries that except it, the entri
 ]
 
 
-@pytest.mark.parametrize(("place", "within", "beside"), NO_PROXY, ids=lambda value: value[:20])
+@pytest.mark.parametrize(
+    ("place", "within", "beside"),
+    NO_PROXY,
+    ids=lambda value: value[:20],
+)
 def test_no_proxy_lists_names_addresses_and_networks(
     monkeypatch: pytest.MonkeyPatch, place: str, within: str, beside: str
 ) -> None:
     url = f"https://{place}/v1"
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     for name in ("NO_PROXY", "no_proxy"):
-        assert proxy_of(url) and not proxy_of(f"http://{place}/v1")
+        assert proxy_of(url)
+        assert not proxy_of(f"http://{place}/v1")
         for entry in within.split(", "):
             for entries in (entry, f"x.example,{entry}", f" local {entry.upper()} "):
                 monkeypatch.setenv(name, entries)
@@ -432,7 +485,11 @@ def test_no_proxy_lists_names_addresses_and_networks(
             assert proxy_of(url), entries
 
 
-@pytest.mark.parametrize("through_proxy", [False, True], ids=["TLS", "CONNECT"])
+@pytest.mark.parametrize(
+    "through_proxy",
+    [False, True],
+    ids=["TLS", "CONNECT"],
+)
 def test_an_abort_ends_any_handshake(monkeypatch: pytest.MonkeyPatch, through_proxy: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -441,8 +498,17 @@ def test_an_abort_ends_any_handshake(monkeypatch: pytest.MonkeyPatch, through_pr
         abort = Abort()
         threading.Timer(0.3, abort.set).start()
         model = ChatModel("m", base_url=THERE if through_proxy else f"https://{place}/v1")
-        events, result = drive(run_loop([], model, prompt="go", abort=abort, retry=FAST))
-    assert result.stop_reason == "aborted" and "retry" not in types(events), "it was given up"
+        events, result = drive(
+            run_loop(
+                [],
+                model,
+                prompt="go",
+                abort=abort,
+                retry=FAST,
+            )
+        )
+    assert result.stop_reason == "aborted", "it was given up"
+    assert "retry" not in types(events), "it was given up"
 
 
 def test_a_refusal_that_comes_before_the_whole_request_is_sent_is_read() -> None:
@@ -455,11 +521,19 @@ def test_a_refusal_that_comes_before_the_whole_request_is_sent_is_read() -> None
 
     with listening(refuse) as port:
         model = ChatModel("m", base_url=f"http://127.0.0.1:{port}/v1")
-        _, result = drive(run_loop([], model, prompt="x" * 5_000_000, retry=FAST))
-    assert result.error and (result.error.kind, result.error.status) == ("overflow", 413)
+        _, result = drive(
+            run_loop(
+                [],
+                model,
+                prompt="x" * 5_000_000,
+                retry=FAST,
+            )
+        )
+    assert result.error
+    assert (result.error.kind, result.error.status) == ("overflow", 413)
 
 
-# ---- bodies ----------------------------------------------------------------------------------------------
+# ---- bodies --------------------------------------------------------------------------------------
 
 EVENT = b'data: {"choices": [{"delta": {"content": "well"}, "finish_reason": "stop"}]}\n\n'
 BODY = EVENT + b"data: [DONE]\n\n"
@@ -472,7 +546,8 @@ def chunked(*parts: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
 
 CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 GZIP = b"content-encoding: gzip\r\n" + CHUNKED
-CUT, CLOSED = "in the middle of the answer", "before an answer"
+CUT = "in the middle of the answer"
+CLOSED = "before an answer"
 
 
 @pytest.mark.parametrize(
@@ -480,7 +555,10 @@ CUT, CLOSED = "in the middle of the answer", "before an answer"
     [
         (CHUNKED + chunked(BODY), "well"),
         (CHUNKED + chunked(BODY[:HALF], BODY[HALF:]), "well"),
-        (CHUNKED + chunked(*(bytes([byte]) for byte in BODY)), "well"),
+        (
+            CHUNKED + chunked(*(bytes([byte]) for byte in BODY)),
+            "well",
+        ),
         (CHUNKED + chunked(BODY, end=b"0;x=1\r\nTrailer: a\r\n\r\n"), "well"),
         (CHUNKED + b"%X ; name=value\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY), "well"),
         (b"content-length: %d\r\n\r\n%s" % (len(BODY), BODY), "well"),
@@ -498,7 +576,11 @@ CUT, CLOSED = "in the middle of the answer", "before an answer"
     ],
     ids=range(17),
 )
-@pytest.mark.parametrize("size", [1, 1 << 20], ids=["bytes", "whole"])
+@pytest.mark.parametrize(
+    "size",
+    [1, 1 << 20],
+    ids=["bytes", "whole"],
+)
 def test_a_body_is_read_in_each_form_but_not_broken(answer: bytes, said: str, size: int) -> None:
     head = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 200 OK\r\n"
     whole = head + b"content-type: text/event-stream\r\n" + answer
@@ -556,7 +638,14 @@ BARE = zlib.compress(BODY)[2:-4]  # without the header and the sum of zlib
         *((word, gzip.compress(BODY), "well") for word in (b"gzip, identity", b"none,gzip")),
         *((b"deflate", body, "well") for body in (zlib.compress(BODY), BARE)),
         (b"deflate, gzip", gzip.compress(zlib.compress(BODY)), "well"),
-        *((word, b"\x8b\x00\x80", word.decode()) for word in (b"br", b"zstd")),
+        *(
+            (
+                word,
+                b"\x8b\x00\x80",
+                word.decode(),
+            )
+            for word in (b"br", b"zstd")
+        ),
         (b"gzip, br", b"\x8b\x00\x80", "compressed with br"),
     ],
 )
@@ -566,7 +655,8 @@ def test_gzip_and_deflate_are_read_and_what_is_no_compression_is_ignored(
     answer = OK + b"content-encoding: %s\r\n" % encoding + LENGTH % (len(body), body)
     with listening(answering(answer)) as port, promptly(20):
         events, result = talk(f"http://127.0.0.1:{port}/v1")
-    assert said in result.text and "retry" not in types(events)
+    assert said in result.text
+    assert "retry" not in types(events)
     assert said == "well" or "which was not asked for" in result.text
 
 
@@ -574,7 +664,8 @@ def test_an_unreadable_error_keeps_its_status() -> None:
     answer = b"HTTP/1.1 401 No\r\ncontent-encoding: br\r\n" + LENGTH % (1, b"x")
     with listening(answering(answer)) as port:
         error = talk(f"http://127.0.0.1:{port}/v1")[1].error
-    assert error and (error.kind, error.status) == ("auth", 401)
+    assert error
+    assert (error.kind, error.status) == ("auth", 401)
 
 
 JSON_BODY = b'{"choices": [{"message": {"content": "well"}, "finish_reason": "stop"}]}'
@@ -645,12 +736,18 @@ def test_a_head_without_an_end_is_not_waited_for(start: bytes, more: bytes) -> N
     done = threading.Event()
     with listening(send) as port:
         model = ChatModel("m", base_url=f"http://127.0.0.1:{port}/v1", first_byte_timeout=0.3)
-        run = run_loop([], model, prompt="go", retry=ONCE, limits=Limits(max_seconds=20))
+        run = run_loop(
+            [],
+            model,
+            prompt="go",
+            retry=ONCE,
+            limits=Limits(max_seconds=20),
+        )
         assert "no data for 0.3 s" in drive(run)[1].text
         done.set()
 
 
-# ---- connections that are kept ---------------------------------------------------------------------------
+# ---- connections that are kept -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -671,7 +768,17 @@ def test_a_connection_is_kept_for_5_s_or_for_as_long_as_the_server_says(
         model = ChatModel("m", base_url=server.url)
         for wait in (0, pause):
             threading.Event().wait(wait)
-            assert drive(run_loop([], model, prompt="go", retry=FAST))[1].text == "well"
+            assert (
+                drive(
+                    run_loop(
+                        [],
+                        model,
+                        prompt="go",
+                        retry=FAST,
+                    )
+                )[1].text
+                == "well"
+            )
         assert server.connections == connections
 
 
@@ -698,8 +805,16 @@ SURPLUS = OK + LENGTH % (len(EVIL), EVIL)
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked", "204"])
-@pytest.mark.parametrize("apart", [True, False], ids=["head apart", "at once"])
-@pytest.mark.parametrize("secure", [True, False], ids=["TLS", "plain"])
+@pytest.mark.parametrize(
+    "apart",
+    [True, False],
+    ids=["head apart", "at once"],
+)
+@pytest.mark.parametrize(
+    "secure",
+    [True, False],
+    ids=["TLS", "plain"],
+)
 def test_what_comes_behind_an_answer_is_no_answer_to_the_next_request(
     certificates: Path, monkeypatch: pytest.MonkeyPatch, secure: bool, apart: bool, framing: str
 ) -> None:
@@ -724,12 +839,23 @@ def test_what_comes_behind_an_answer_is_no_answer_to_the_next_request(
     with listening(reply) as port, promptly(30):
         url = f"https://localhost:{port}/v1" if secure else f"http://127.0.0.1:{port}/v1"
         model = ChatModel("m", base_url=url)
-        texts = [drive(run_loop([], model, prompt="go", retry=ONCE))[1].text for _ in range(3)]
+        texts = [
+            drive(
+                run_loop(
+                    [],
+                    model,
+                    prompt="go",
+                    retry=ONCE,
+                )
+            )[1].text
+            for _ in range(3)
+        ]
     assert [("evil" in text, "well" in text) for text in texts] == [(False, framing != "204")] * 3
 
 
 def hanging_up(answer: bytes, seconds: float) -> Callable[[socket.socket], None]:
-    """On each connection one request is answered well; the next one, so many seconds later, as given."""
+    """On each connection one request is answered well; the next one, so many seconds later, as
+    given."""
 
     def reply(caller: socket.socket) -> None:
         answering(OK + LENGTH % (len(BODY), BODY))(caller)
@@ -745,7 +871,12 @@ TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\n" + LENGTH % 
 
 @pytest.mark.parametrize(
     ("answer", "seconds", "retries"),
-    [(b"", 0, 0), (b"", 1.3, 1), (TIMED_OUT, 0, 0), (TIMED_OUT, 1.3, 1)],
+    [
+        (b"", 0, 0),
+        (b"", 1.3, 1),
+        (TIMED_OUT, 0, 0),
+        (TIMED_OUT, 1.3, 1),
+    ],
     ids=["closed at once", "closed late", "408 at once", "408 late"],
 )
 def test_a_request_that_a_server_had_for_a_while_is_not_sent_again_unseen(
@@ -755,7 +886,17 @@ def test_a_request_that_a_server_had_for_a_while_is_not_sent_again_unseen(
     with listening(hanging_up(answer, seconds)) as port:
         for _ in range(3):  # a busy machine may stand still for a second
             model = ChatModel("m", base_url=f"http://127.0.0.1:{port}/v1")
-            runs = [drive(run_loop([], model, prompt="go", retry=FAST)) for _ in range(2)]
+            runs = [
+                drive(
+                    run_loop(
+                        [],
+                        model,
+                        prompt="go",
+                        retry=FAST,
+                    )
+                )
+                for _ in range(2)
+            ]
             assert [result.text for _, result in runs] == ["well", "well"]
             counted.append([types(events).count("retry") for events, _ in runs])
             if counted[-1] == [0, retries]:
@@ -766,10 +907,11 @@ def test_a_request_that_a_server_had_for_a_while_is_not_sent_again_unseen(
 def test_a_408_on_a_new_connection_is_a_failed_attempt() -> None:
     with listening(answering(TIMED_OUT)) as port:
         error = talk(f"http://127.0.0.1:{port}/v1", ONCE)[1].error
-    assert error and error.status == 408
+    assert error
+    assert error.status == 408
 
 
-# ---- words -----------------------------------------------------------------------------------------------
+# ---- words ---------------------------------------------------------------------------------------
 
 
 def explained(reply: Reply, path: Callable[[str], str] = lambda url: url) -> str:
@@ -782,7 +924,8 @@ def explained(reply: Reply, path: Callable[[str], str] = lambda url: url) -> str
 def test_a_break_in_the_middle_of_an_answer_is_said_with_what_may_be_behind_it() -> None:
     for reply in Reply("half an answer", cut=2, close="reset"), Reply("half an answer", cut=2):
         text = explained(reply)
-        assert ("in the middle of the answer" in text or "cut off" in text) and "time limit" in text
+        assert "in the middle of the answer" in text or "cut off" in text
+        assert "time limit" in text
     assert explained(Reply(chunks=[])).startswith("the server sent nothing. ")
 
 

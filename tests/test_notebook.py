@@ -1,4 +1,5 @@
-"""In a notebook: a result shows what happened, and a cell that iterates a run can be interrupted."""
+"""In a notebook: a result shows what happened, and a cell that iterates a run can be
+interrupted."""
 
 from __future__ import annotations
 
@@ -22,12 +23,19 @@ def say(words: str) -> str:
 
 
 def shown(*replies: Reply, prompt: str = "Add\n1 and 2.", **options: object) -> str:
-    agent = Agent(ScriptedModel([Reply("Earlier."), *replies]), tools=[add, say], max_steps=2)
+    agent = Agent(
+        ScriptedModel([Reply("Earlier."), *replies]),
+        tools=[add, say],
+        max_steps=2,
+    )
     agent.run("An earlier question.")
     return agent.run(prompt, **options)._repr_markdown_()  # type: ignore[arg-type]
 
 
-CALL = Reply("Let me see.", calls=[("add", {"a": 1, "b": 2})])
+CALL = Reply(
+    "Let me see.",
+    calls=[("add", {"a": 1, "b": 2})],
+)
 
 
 def test_a_result_shows_the_question_the_calls_and_the_answer() -> None:
@@ -37,8 +45,12 @@ def test_a_result_shows_the_question_the_calls_and_the_answer() -> None:
 
 
 def test_long_results_are_cut_and_no_code_ends_early() -> None:
-    text = shown(Reply(calls=[("say", {"words": "`x`"})]), Reply("Said."))
-    assert "`say(words=\"'x'\")` → `'x''x'" in text and "…`" in text
+    text = shown(
+        Reply(calls=[("say", {"words": "`x`"})]),
+        Reply("Said."),
+    )
+    assert "`say(words=\"'x'\")` → `'x''x'" in text
+    assert "…`" in text
     assert text.count("`") == 4
 
 
@@ -47,8 +59,13 @@ def test_a_run_that_did_not_end_well_says_so() -> None:
 
 
 def test_the_program_s_own_question_is_not_shown_as_the_user_s() -> None:
-    text = shown(Reply("no"), Reply('{"x": 1}'), output={"type": "object", "required": ["x"]})
-    assert text.startswith("> Add\n> 1 and 2.") and "does not fit" not in text
+    text = shown(
+        Reply("no"),
+        Reply('{"x": 1}'),
+        output={"type": "object", "required": ["x"]},
+    )
+    assert text.startswith("> Add\n> 1 and 2.")
+    assert "does not fit" not in text
 
 
 CELLS = """
@@ -89,4 +106,5 @@ def test_a_cell_that_iterates_a_run_can_be_interrupted() -> None:
 @pytest.mark.parametrize("arguments", ["{", "[1]"])
 def test_arguments_that_are_no_object_are_shown_as_they_are(arguments: str) -> None:
     text = shown(Reply(calls=[("add", arguments)]), Reply("Sorry."))
-    assert text.endswith("Sorry.") and "- `add(" in text
+    assert text.endswith("Sorry.")
+    assert "- `add(" in text

@@ -1,4 +1,5 @@
-"""A client of the openai package sends the requests: real clients, a real server, proxies, aborts."""
+"""A client of the openai package sends the requests: real clients, a real server, proxies,
+aborts."""
 
 from __future__ import annotations
 
@@ -54,24 +55,36 @@ def talk(client: Any, *tools: Any, **options: Any) -> tuple[list[Event], RunResu
     return drive(run_loop([], model, tools, prompt="go", retry=FAST))
 
 
-# ---- what is sent ----------------------------------------------------------------------------------------
+# ---- what is sent --------------------------------------------------------------------------------
 
 
 def test_a_run_with_tools_over_a_client_is_the_run_over_the_direct_connection() -> None:
     def replies() -> list[Reply]:
         return [
-            Reply("I add.", calls=[("add", {"a": 1, "b": 2})], reasoning="Well."),
+            Reply(
+                "I add.",
+                calls=[("add", {"a": 1, "b": 2})],
+                reasoning="Well.",
+            ),
             Reply("slow down", status=429),
             Reply("Three."),
         ]
 
-    told, bodies = [], []
+    told = []
+    bodies = []
     for by_client in (True, False):
         with serve(*replies()) as server:
             chosen = {"client": client_of(server)} if by_client else {"base_url": server.url}
-            run = run_loop([], ChatModel("m", **chosen), [add], prompt="go", retry=FAST)
+            run = run_loop(
+                [],
+                ChatModel("m", **chosen),
+                [add],
+                prompt="go",
+                retry=FAST,
+            )
             events, result = drive(run)
-        assert result.text == "Three." and len(server.requests) == 3
+        assert result.text == "Three."
+        assert len(server.requests) == 3
         told.append(types(events))
         bodies.append(str(server.requests).replace("call_id", ""))
         assert server.connections == 1
@@ -87,7 +100,8 @@ def test_the_clients_address_headers_and_query_are_sent_with_the_models_own_head
     [head], [path] = server.heads, server.paths
     assert path == "/v1/chat/completions?tenant=7"
     assert head["authorization"] == "Bearer sk-of-the-client"
-    assert (head["x-gateway"], head["x-team"]) == ("a", "ours")
+    assert head["x-gateway"] == "a"
+    assert head["x-team"] == "ours"
 
 
 def test_the_key_that_a_request_has_goes_before_the_clients() -> None:
@@ -102,7 +116,10 @@ def test_the_key_that_a_request_has_goes_before_the_clients() -> None:
 def test_azure_with_a_token_provider(deployment: str | None) -> None:
     """A token for each request, and the model as a deployment in the path."""
     tokens = iter(["token-of-the-first-request", "token-of-the-second-request"])
-    with serve(Reply(calls=[("add", {"a": 1, "b": 2})]), Reply("Three.")) as server:
+    with serve(
+        Reply(calls=[("add", {"a": 1, "b": 2})]),
+        Reply("Three."),
+    ) as server:
         client = openai.AzureOpenAI(
             azure_endpoint=server.url.removesuffix("/v1"),
             azure_deployment=deployment,
@@ -110,7 +127,15 @@ def test_azure_with_a_token_provider(deployment: str | None) -> None:
             azure_ad_token_provider=lambda: next(tokens),
         )
         model = ChatModel("gpt-5", client=client)
-        _, result = drive(run_loop([], model, [add], prompt="go", retry=FAST))
+        _, result = drive(
+            run_loop(
+                [],
+                model,
+                [add],
+                prompt="go",
+                retry=FAST,
+            )
+        )
     assert result.text == "Three."
     name = "my%20gpt" if deployment else "gpt-5"
     path = f"/openai/deployments/{name}/chat/completions?api-version=2024-10-21"
@@ -128,15 +153,19 @@ def test_a_token_provider_that_fails_is_said_and_nothing_is_sent() -> None:
             azure_endpoint=server.url, api_version="1", azure_ad_token_provider=fail
         )
         events, result = talk(client)
-    assert not server.requests and "retry" not in types(events)
-    assert result.error and result.error.kind == "auth"
+    assert not server.requests
+    assert "retry" not in types(events)
+    assert result.error
+    assert result.error.kind == "auth"
     assert "RuntimeError: az login has expired" in result.text
 
 
 def test_a_key_that_no_header_can_carry_is_not_shown() -> None:
     with serve(Reply("well")) as server:
         result = talk(client_of(server, api_key="sk-of-the-client\n"))[1]
-    assert result.error and "sk-of" not in result.text and "sk-of" not in result.error.advice
+    assert result.error
+    assert "sk-of" not in result.text
+    assert "sk-of" not in result.error.advice
 
 
 def test_a_client_inside_a_wrapper_that_traces_is_used_through_it() -> None:
@@ -168,10 +197,13 @@ def test_an_asynchronous_client_and_a_second_address_are_refused() -> None:
 def test_the_models_of_a_clients_server_are_listed() -> None:
     with serve(Reply("well")) as server:
         server.models = ["a", "b"]
-        assert ChatModel("m", client=client_of(server)).endpoint.models() == ["a", "b"]
+        assert ChatModel(
+            "m",
+            client=client_of(server),
+        ).endpoint.models() == ["a", "b"]
 
 
-# ---- what comes back -------------------------------------------------------------------------------------
+# ---- what comes back -----------------------------------------------------------------------------
 
 
 def test_errors_are_those_of_the_direct_connection() -> None:
@@ -185,9 +217,16 @@ def test_errors_are_those_of_the_direct_connection() -> None:
     for kind, reply in replies.items():
         with serve(reply) as server:
             error = talk(client_of(server))[1].error
-        assert error and error.kind == kind
+        assert error
+        assert error.kind == kind
         assert "sk-of" not in error.message
-    with serve(Reply("", status=307, headers={"location": "http://other.example/v1"})) as server:
+    with serve(
+        Reply(
+            "",
+            status=307,
+            headers={"location": "http://other.example/v1"},
+        )
+    ) as server:
         text = talk(client_of(server))[1].text
     assert "redirects to http://other.example/v1; redirects are not followed" in text
 
@@ -195,13 +234,18 @@ def test_errors_are_those_of_the_direct_connection() -> None:
 def test_retries_are_the_loops() -> None:
     with serve(Reply("busy", status=503), Reply("well")) as server:
         events, result = talk(client_of(server, max_retries=5))
-    assert result.text == "well" and types(events).count("retry") == 1
+    assert result.text == "well"
+    assert types(events).count("retry") == 1
 
 
 def test_an_answer_that_breaks_is_a_failed_attempt() -> None:
-    with serve(Reply("half an answer", cut=2, close="reset"), Reply("well")) as server:
+    with serve(
+        Reply("half an answer", cut=2, close="reset"),
+        Reply("well"),
+    ) as server:
         events, result = talk(client_of(server))
-    assert result.text == "well" and types(events).count("retry") == 1
+    assert result.text == "well"
+    assert types(events).count("retry") == 1
 
 
 def test_a_server_that_is_not_there_is_said_and_not_tried_again() -> None:
@@ -209,20 +253,29 @@ def test_a_server_that_is_not_there_is_said_and_not_tried_again() -> None:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
         events, result = talk(openai.OpenAI(base_url=url, api_key="k"))
-    assert result.error and result.error.kind == "network" and "retry" not in types(events)
+    assert result.error
+    assert result.error.kind == "network"
+    assert "retry" not in types(events)
     assert f"no answer from {url}: " in result.text
 
 
-@pytest.mark.parametrize("limits", [{"first_byte_timeout": 0.3}, {"idle_timeout": 0.3}])
+@pytest.mark.parametrize(
+    "limits",
+    [{"first_byte_timeout": 0.3}, {"idle_timeout": 0.3}],
+)
 def test_the_time_limits_are_the_models(limits: dict[str, float]) -> None:
     hold = 30 if "first_byte_timeout" in limits else 0
-    with serve(Reply("a b c", hold=hold, cut=2, close="hang"), Reply("well")) as server:
+    with serve(
+        Reply("a b c", hold=hold, cut=2, close="hang"),
+        Reply("well"),
+    ) as server:
         events, result = talk(client_of(server), **limits)
     [retry] = [event for event in events if event.type == "retry"]
-    assert result.text == "well" and "no data for 0.3 s" in str(retry.error)
+    assert result.text == "well"
+    assert "no data for 0.3 s" in str(retry.error)
 
 
-# ---- aborts ----------------------------------------------------------------------------------------------
+# ---- aborts --------------------------------------------------------------------------------------
 
 STALLS = {
     "before the first byte": Reply("never", hold=30),
@@ -287,7 +340,7 @@ def test_the_server_sees_that_an_aborted_answer_is_not_wanted() -> None:
             threading.Event().wait(0.01)
 
 
-# ---- proxies ---------------------------------------------------------------------------------------------
+# ---- proxies -------------------------------------------------------------------------------------
 
 
 def test_a_client_with_a_proxy_of_its_own_asks_there() -> None:
@@ -312,7 +365,7 @@ def test_a_client_with_an_authority_and_a_certificate_of_its_own(certificates: P
             assert (result.text == "well") == has_certificate, result.text
 
 
-# ---- the command line ------------------------------------------------------------------------------------
+# ---- the command line ----------------------------------------------------------------------------
 
 
 def test_the_command_line_sends_by_the_client_if_it_is_asked_to(place: Place) -> None:
@@ -329,7 +382,8 @@ def test_the_command_line_sends_by_the_client_if_it_is_asked_to(place: Place) ->
         by_default = place.coder("hi", server=server)
     assert by_flag.stdout == by_default.stdout == "well\n"
     clients, direct = server.heads
-    assert clients["authorization"] == "Bearer sk-own" and "openai-organization" not in clients
+    assert clients["authorization"] == "Bearer sk-own"
+    assert "openai-organization" not in clients
     assert clients["user-agent"].startswith("OpenAI/Python")
     assert direct["user-agent"] == f"coder/{__version__}"
 
@@ -364,7 +418,11 @@ def listening(serve_one: Callable[[socket.socket], object]) -> Iterator[int]:
         with contextlib.suppress(OSError):
             while True:
                 caller, _ = door.accept()
-                threading.Thread(target=serve_one, args=(caller,), daemon=True).start()
+                threading.Thread(
+                    target=serve_one,
+                    args=(caller,),
+                    daemon=True,
+                ).start()
 
     with socket.create_server(("127.0.0.1", 0)) as door:
         threading.Thread(target=work, daemon=True).start()
@@ -431,6 +489,10 @@ def test_a_socks_proxy_is_used_by_the_client(place: Place, certificates: Path) -
             caller.sendall(b"\5\0\0\1\0\0\0\0\0\0")
             pass_on(caller, server.port)
 
-    with secure(serve(Reply("well")), server_tls(certificates)) as server, listening(socks) as port:
+    with (
+        secure(serve(Reply("well")), server_tls(certificates)) as server,
+        listening(socks) as port,
+    ):
         said = through_proxy(place, f"socks5://127.0.0.1:{port}", certificates)
-    assert b"localhost" in asked[0] and "The openai client sends the requests" in said
+    assert b"localhost" in asked[0]
+    assert "The openai client sends the requests" in said

@@ -1,4 +1,5 @@
-"""Imports with care: modules that may be deleted, and packages of the openai client that run only when they are used."""
+"""Imports with care: modules that may be deleted, and packages of the openai client that run only
+when they are used."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tests.harness import serve
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "coder"
-# In one process, since each start costs half a second: the loop, one run, and the command lines that want what is missing
+# In one process, since each start costs half a second: the loop, one run, and the command lines
+# that want what is missing
 PROGRAM = """
 import sys
 from coder import ChatModel, bash, run_loop
@@ -29,8 +31,8 @@ assert code == 0, code
 for words in filter(None, sys.argv[2].split("|")):
     print(words.split()[0], run(words.split()))
 """
-# Modules, and what asks for them on the command line. Those that nothing asks for are deleted together: no module that
-# is left imports one of them, so that each can be deleted alone, too.
+# Modules, and what asks for them on the command line. Those that nothing asks for are deleted
+# together: no module that is left imports one of them, so that each can be deleted alone, too.
 OPTIONAL = {
     "agent/compaction agent/subagent agent/parallel agent/titles agent/user_tools "
     "agent/instructions": "",
@@ -84,4 +86,5 @@ def test_everything_else_works_without_it(tmp_path: Path, modules: str) -> None:
     asked = list(filter(None, OPTIONAL[modules].split("|")))
     assert done.stdout.splitlines() == ["Hello.", *(f"{each.split()[0]} 2" for each in asked)]
     lines = [line for line in done.stderr.splitlines() if line.startswith("coder: ")]
-    assert len(lines) == len(asked) and all("was deleted" in line for line in lines)
+    assert len(lines) == len(asked)
+    assert all("was deleted" in line for line in lines)

@@ -1,4 +1,5 @@
-"""Commands that drop their mark, leave their group and lose their parent end all the same, and nothing else does.
+"""Commands that drop their mark, leave their group and lose their parent end all the same, and
+nothing else does.
 
 A command is told by what it waits for: its line names a file of the test.
 """
@@ -50,7 +51,8 @@ def sleeping(seconds: str) -> list[int]:
 
 @pytest.fixture
 def seconds() -> Iterator[str]:
-    """For `sleep`: a number that no other process has. What sleeps so long at the end of the test is ended."""
+    """For `sleep`: a number that no other process has. What sleeps so long at the end of the test
+    is ended."""
     value = f"3{int.from_bytes(os.urandom(4), 'big')}"
     yield value
     for number in [each for each, line in lines().items() if line.startswith(f"sleep {value}")]:
@@ -83,7 +85,17 @@ def test_nothing_outlives_the_program(tmp_path: Path, seconds: str, end: str, sa
     names = {way: f"{seconds}.{number}" for number, way in enumerate(WAYS)}
     parts = [started(way, name) for way, name in names.items()]
     parts += [] if end == "normal" else ["exec sleep 300"]
-    replies = Reply(calls=[("bash", {"command": "\n".join(parts)})]), FINE
+    replies = (
+        Reply(
+            calls=[
+                (
+                    "bash",
+                    {"command": "\n".join(parts)},
+                )
+            ]
+        ),
+        FINE,
+    )
     flags = ("-y", "--sandbox", sandbox, "go")
     with serve(*replies) as server, OneShot(tmp_path, server, *flags) as run:
         if end != "normal":
@@ -106,7 +118,10 @@ def test_a_hook_that_was_to_come_later_does_not_come(tmp_path: Path) -> None:
     line = "env -i setsid timeout 60 bash late.sh >/dev/null 2>&1 &"
     begun = "until pgrep -f late.s[h] >/dev/null; do sleep 0.02; done"
     call = Reply(calls=[("bash", {"command": f"{line} {begun}"})])
-    with serve(call, FINE) as server, OneShot(tmp_path, server, "-y", "go") as run:
+    with (
+        serve(call, FINE) as server,
+        OneShot(tmp_path, server, "-y", "go") as run,
+    ):
         assert run.end() == 0
         (run.ws / "go").touch()
         until(lambda: not [each for each in lines().values() if each.endswith("bash late.sh")])
@@ -120,11 +135,10 @@ def test_a_hook_that_was_to_come_later_does_not_come(tmp_path: Path) -> None:
 def test_a_timeout_ends_what_its_command_started_and_no_other(
     tmp_path: Path, seconds: str, sandbox: str
 ) -> None:
-    """A server of an earlier command lives on until the session ends, with or without its mark, and with what it starts."""
-    left, kept = (
-        [f"{seconds}.{digit}" for digit in "123"],
-        [f"{seconds}.{digit}" for digit in "456"],
-    )
+    """A server of an earlier command lives on until the session ends, with or without its mark, and
+    with what it starts."""
+    left = [f"{seconds}.{digit}" for digit in "123"]
+    kept = [f"{seconds}.{digit}" for digit in "456"]
     late = f"until [ -e go ]; do sleep 0.02; done; (setsid sleep {kept[2]} &)"
     earlier = f"{started('orphan', kept[0])}; setsid sleep {kept[1]} >/dev/null 2>&1 &\n"
     earlier += f"({late}) >/dev/null 2>&1 &"
@@ -139,7 +153,14 @@ def test_a_timeout_ends_what_its_command_started_and_no_other(
             alive.extend(bool(sleeping(each)) for each in kept)
             return FINE
         line = ["; ".join(parts) + "; exec sleep 300", earlier][not count]
-        return Reply(calls=[("bash", {"command": line, "timeout": [10, 60][not count]})])
+        return Reply(
+            calls=[
+                (
+                    "bash",
+                    {"command": line, "timeout": [10, 60][not count]},
+                )
+            ]
+        )
 
     flags = ("-y", "--sandbox", sandbox, "go")
     with serve(script) as server, OneShot(tmp_path, server, *flags) as run:
@@ -160,16 +181,30 @@ def test_orphans_that_end_leave_no_zombies(tmp_path: Path) -> None:
         if len(zombies) > 2:
             return FINE
         made = "for i in 1 2 3; do (env -i setsid true &); done; (env -i setsid sleep 0.2 &)"
-        return Reply(calls=[("bash", {"command": [made, "sleep 0.5"][len(zombies) - 1]})])
+        return Reply(
+            calls=[
+                (
+                    "bash",
+                    {"command": [made, "sleep 0.5"][len(zombies) - 1]},
+                )
+            ]
+        )
 
-    with serve(script) as server, OneShot(tmp_path, server, "-y", "--sandbox", "off", "go") as run:
+    with (
+        serve(script) as server,
+        OneShot(tmp_path, server, "-y", "--sandbox", "off", "go") as run,
+    ):
         runs.append(run)
-        assert run.end() == 0 and zombies[2] == []
+        assert run.end() == 0
+        assert zombies[2] == []
 
 
 def test_what_the_user_has_started_outlives_the_program(tmp_path: Path, seconds: str) -> None:
     line = f"!env -u CODER_TEST_MARK setsid sleep {seconds} >/dev/null 2>&1 &"
-    with serve(Reply(calls=[("bash", {"command": "sleep 300 &"})]), FINE) as server:
+    with serve(
+        Reply(calls=[("bash", {"command": "sleep 300 &"})]),
+        FINE,
+    ) as server:
         with Terminal(tmp_path, server, "-y") as terminal:
             terminal.say("hello")
             terminal.say(line)
@@ -186,7 +221,10 @@ def test_beside_what_the_user_has_started_no_orphan_of_a_command_is_left(
     own = "".join(f"sleep {each} >/dev/null 2>&1 & " for each in users)
     lost = "".join(f"(env -i setsid sleep {each} >/dev/null 2>&1 &); " for each in orphans)
     begun = f"until pgrep -x -f 'sleep {orphans[-1]}' >/dev/null; do sleep 0.02; done"
-    with serve(Reply(calls=[("bash", {"command": lost + begun})]), FINE) as server:
+    with serve(
+        Reply(calls=[("bash", {"command": lost + begun})]),
+        FINE,
+    ) as server:
         with Terminal(tmp_path, server, "-y", CODER_SANDBOX="off") as terminal:
             terminal.say(f"!{own}")
             until(lambda: all(map(sleeping, users)))
@@ -240,10 +278,18 @@ ws.each = during
 
 
 def in_a_program(folder: Path, seconds: str, script: str) -> str:
-    """What a program of the user's prints that runs commands; its own four children live when it has ended."""
+    """What a program of the user's prints that runs commands; its own four children live when it
+    has ended."""
     argv = [sys.executable, "-c", LIBRARY + script, seconds]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run(
+        argv,
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0
     for digit in "1234":
         [number] = sleeping(f"{seconds}.{digit}")
@@ -290,7 +336,8 @@ print([each.poll() for each in mine], list((ws.folder.parent / "data").rglob("*.
 
 @landlock
 def test_the_record_stays_where_something_could_go_on(repository: Path, seconds: str) -> None:
-    """Without what proves that signals are limited, nothing unmarked is ended; the next start reports what has changed."""
+    """Without what proves that signals are limited, nothing unmarked is ended; the next start
+    reports what has changed."""
     script = """
 import ctypes
 ctypes.CDLL(None).prctl(processes.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # the guard comes here, to be waited for

@@ -1,4 +1,5 @@
-"""Calls side by side: the order of events and results, questions, an abort, a tool that does not end."""
+"""Calls side by side: the order of events and results, questions, an abort, a tool that does not
+end."""
 
 from __future__ import annotations
 
@@ -80,10 +81,14 @@ def test_calls_that_change_nothing_run_side_by_side_and_results_are_in_the_answe
         if isinstance(event, ToolEnd) and len(meeting.order) == 2:
             meeting.released.set()  # the slow first call ends only after the display of the others
 
-    with serve(calls(("last", "a"), ("look", "b"), ("look", "c")), Reply("done")) as server:
+    with serve(
+        calls(("last", "a"), ("look", "b"), ("look", "c")),
+        Reply("done"),
+    ) as server:
         events, result = ask(server, tools=ParallelTools(meeting.tools), each=release)
         assert_all_valid(server)
-    assert result.stop_reason == "stop" and meeting.order[-1] == "a"
+    assert result.stop_reason == "stop"
+    assert meeting.order[-1] == "a"
     assert contents(result.messages, "tool") == ["saw a", "saw b", "saw c"]
     assert max(places(events, ToolStart)) < min(places(events, ToolEnd))
     assert [event.text for event in events if isinstance(event, ToolUpdate)] == ["a waits"]
@@ -91,17 +96,25 @@ def test_calls_that_change_nothing_run_side_by_side_and_results_are_in_the_answe
 
 def test_a_call_that_changes_something_waits_and_is_waited_for() -> None:
     meeting = Meeting(2)
-    pairs = [("look", "a"), ("look", "b"), ("change", "x"), ("look", "c"), ("look", "d")]
+    pairs = [
+        ("look", "a"),
+        ("look", "b"),
+        ("change", "x"),
+        ("look", "c"),
+        ("look", "d"),
+    ]
     with serve(calls(*pairs), Reply("done")) as server:
         events, _ = ask(server, tools=ParallelTools(meeting.tools))
-    assert {*meeting.order[:2]} == {"a", "b"} and {*meeting.order[3:]} == {"c", "d"}
+    assert {*meeting.order[:2]} == {"a", "b"}
+    assert {*meeting.order[3:]} == {"c", "d"}
     kinds = [kind.removeprefix("tool_") for kind in types(events) if "tool_" in kind]
     two = ["start", "start", "end", "end"]
     assert [kind for kind in kinds if kind != "call_delta"] == [*two, "start", "end", *two]
 
 
 def test_no_more_than_eight_run_at_a_time_and_one_alone_in_the_runs_own_thread() -> None:
-    running, where = set[str](), list[threading.Thread]()
+    running = set[str]()
+    where = list[threading.Thread]()
     four = threading.Barrier(4, timeout=20)  # of eight, eight and four
 
     def look(name: str) -> str:
@@ -114,8 +127,15 @@ def test_no_more_than_eight_run_at_a_time_and_one_alone_in_the_runs_own_thread()
         return name
 
     pairs = [("look", str(number)) for number in range(20)]
-    with serve(calls(*pairs), calls(("look", "x")), Reply("done")) as server:
-        _, result = ask(server, tools=ParallelTools([quick(look, concurrent=True)]))
+    with serve(
+        calls(*pairs),
+        calls(("look", "x")),
+        Reply("done"),
+    ) as server:
+        _, result = ask(
+            server,
+            tools=ParallelTools([quick(look, concurrent=True)]),
+        )
     assert contents(result.messages, "tool") == [*map(str, range(20)), "x"]
     assert where[-1] is threading.main_thread() is not where[0]
 
@@ -130,10 +150,26 @@ def test_an_abort_at_any_event_announces_each_message_and_result_once(kind: type
         return f"changed {name}"
 
     tools = kind([quick(look, concurrent=True), quick(change)])
-    asked = ("look", "a"), ("look", "b"), ("change", "c"), ("look", "d"), ("none", "e")
-    replies = [Reply("I look.", [(name, {"name": of}) for name, of in asked]), Reply("It is done.")]
+    asked = (
+        ("look", "a"),
+        ("look", "b"),
+        ("change", "c"),
+        ("look", "d"),
+        (
+            "none",
+            "e",
+        ),
+    )
+    replies = [
+        Reply(
+            "I look.",
+            [(name, {"name": of}) for name, of in asked],
+        ),
+        Reply("It is done."),
+    ]
     for moment in range(100):
-        abort, numbers = Abort(), count()
+        abort = Abort()
+        numbers = count()
 
         def each(event: Event, abort: Abort = abort, numbers: Iterator[int] = numbers) -> None:
             if next(numbers) == moment:  # noqa: B023 (called in this round)
@@ -142,7 +178,8 @@ def test_an_abort_at_any_event_announces_each_message_and_result_once(kind: type
         run = run_loop([], ScriptedModel(replies), tools, prompt="go", abort=abort)
         events, result = drive(run, each)
         assert [event.message for event in all_of(MessageEnd, events)] == result.messages
-        steps, started = all_of(StepEnd, events), {each.id for each in all_of(ToolStart, events)}
+        steps = all_of(StepEnd, events)
+        started = {each.id for each in all_of(ToolStart, events)}
         assert len(steps) == len(all_of(StepStart, events))
         for step in steps:
             calls = [call["id"] for call in step.message.get("tool_calls", ())]
@@ -153,37 +190,53 @@ def test_an_abort_at_any_event_announces_each_message_and_result_once(kind: type
 
 
 def test_hooks_are_called_in_the_runs_thread_in_the_order_of_the_answer() -> None:
-    meeting, seen = Meeting(2), list[tuple[str, str]]()
+    meeting = Meeting(2)
+    seen = list[tuple[str, str]]()
 
     def before(call: ToolCall, ctx: ToolContext) -> ToolResult | None:
-        assert threading.current_thread() is threading.main_thread() and call.arguments
+        assert threading.current_thread() is threading.main_thread()
+        assert call.arguments
         seen.append(("before", call.arguments["name"]))
         return ToolResult("answered by the hook") if call.arguments["name"] == "b" else None
 
     def after(call: ToolCall, result: ToolResult) -> ToolResult:
-        assert threading.current_thread() is threading.main_thread() and call.arguments
+        assert threading.current_thread() is threading.main_thread()
+        assert call.arguments
         seen.append(("after", call.arguments["name"]))
         return ToolResult(f"{result.content}!")
 
     hooks = FunctionHooks(before_tool_call=before, after_tool_call=after)
-    with serve(calls(("look", "a"), ("look", "b"), ("look", "c")), Reply("done")) as server:
+    with serve(
+        calls(("look", "a"), ("look", "b"), ("look", "c")),
+        Reply("done"),
+    ) as server:
         _, result = ask(server, tools=ParallelTools(meeting.tools), hooks=hooks)
     outputs = ["saw a!", "answered by the hook!", "saw c!"]
     assert contents(result.messages, "tool") == outputs
-    assert seen[:4] == [("before", "a"), ("before", "b"), ("after", "b"), ("before", "c")]
+    assert seen[:4] == [
+        ("before", "a"),
+        ("before", "b"),
+        ("after", "b"),
+        ("before", "c"),
+    ]
 
 
 # ---- ends in the middle ---------------------------------------------------------------------
 
 
 def test_an_abort_reaches_all_and_a_tool_that_does_not_look_at_it_is_abandoned() -> None:
-    meeting, abort = Meeting(4), Abort()
-    threading.Thread(target=lambda: (meeting.barrier.wait(), abort.set()), daemon=True).start()
+    meeting = Meeting(4)
+    abort = Abort()
+    threading.Thread(
+        target=lambda: (meeting.barrier.wait(), abort.set()),
+        daemon=True,
+    ).start()
     pairs = [("sleep", "a"), ("wait", "b"), ("wait", "c")]
     with serve(calls(*pairs), Reply("done")) as server, promptly():
         events, result = ask(server, tools=ParallelTools(meeting.tools), abort=abort)
     meeting.released.set()
-    assert result.stop_reason == "aborted" and sorted(meeting.order) == ["b", "c"]
+    assert result.stop_reason == "aborted"
+    assert sorted(meeting.order) == ["b", "c"]
     aborted = "[aborted by the user]"
     outputs = [aborted, f"b began\n{aborted}", f"c began\n{aborted}"]
     assert contents(result.messages, "tool") == outputs
@@ -192,8 +245,12 @@ def test_an_abort_reaches_all_and_a_tool_that_does_not_look_at_it_is_abandoned()
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ZeroDivisionError])
 def test_a_consumer_that_breaks_off_leaves_all_in_order(error: type[BaseException] | None) -> None:
-    meeting, messages = Meeting(2), list[Message]()
-    with serve(calls(("wait", "a"), ("wait", "b")), Reply("done")) as server:
+    meeting = Meeting(2)
+    messages = list[Message]()
+    with serve(
+        calls(("wait", "a"), ("wait", "b")),
+        Reply("done"),
+    ) as server:
         model = ChatModel("m", base_url=server.url)
         run: Any = run_loop(messages, model, ParallelTools(meeting.tools), prompt="go")
         next(event for event in run if isinstance(event, ToolUpdate))
@@ -206,5 +263,8 @@ def test_a_consumer_that_breaks_off_leaves_all_in_order(error: type[BaseExceptio
                     pass
     meeting.barrier.abort()
     names = lambda: [thread.name for thread in threading.enumerate()]  # noqa: E731
-    until(lambda: not any(name.startswith("tool call") for name in names()), "all tools ended")
+    until(
+        lambda: not any(name.startswith("tool call") for name in names()),
+        "all tools ended",
+    )
     assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool"]

@@ -1,7 +1,7 @@
 """apply_patch: the format, where hunks go, what stays as it is, what is refused, all or nothing.
 
-Every test runs the tool as the loop does, on real files. Failing writes are real ones: a name that is too long, a limit
-on the size of files.
+Every test runs the tool as the loop does, on real files. Failing writes are real ones: a name that
+is too long, a limit on the size of files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def ws(tmp_path: Path) -> Patching:
     return Patching(folder)
 
 
-# ---- the format ------------------------------------------------------------------------------------------
+# ---- the format ----------------------------------------------------------------------------------
 
 
 @pytest.mark.case("FIL-16")
@@ -57,7 +57,8 @@ def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
     ws.put({"a.py": "one\ntwo\nthree\n", "b.py": "x\ny\n", "d.bin": b"\0"})
     for name, mode in {"a.py": 0o755, "b.py": 0o600}.items():
         (ws.folder / name).chmod(mode)
-    before, asked_before = ws.files(), dict[str, object]()
+    before = ws.files()
+    asked_before = dict[str, object]()
     ws.when_asked = lambda: asked_before.update(ws.files())
     result = ws.call(
         **patch_of("""
@@ -79,8 +80,10 @@ def test_one_patch_adds_updates_moves_and_deletes(ws: Patching) -> None:
 *** Delete File: d.bin
 """)
     )
-    assert (ws.text("new/c.py"), ws.text("moved/b2.py")) == ("first\n\nthird\n", "x\nz\n")
-    assert ws.names() == ["a.py", "moved", "new"] and ws.text("a.py") == "one\n2\nthree\n"
+    assert ws.text("new/c.py") == "first\n\nthird\n"
+    assert ws.text("moved/b2.py") == "x\nz\n"
+    assert ws.names() == ["a.py", "moved", "new"]
+    assert ws.text("a.py") == "one\n2\nthree\n"
     assert (
         result.content
         == """\
@@ -102,7 +105,8 @@ R b.py -> moved/b2.py
 +z
 D d.bin"""
     )
-    assert len(result.details["paths"]) == 5 and result.details["diff"] == ws.details[0]
+    assert len(result.details["paths"]) == 5
+    assert result.details["diff"] == ws.details[0]
     moved = "rename from b.py\nrename to moved/b2.py\n"
     assert all(piece in ws.details[0] for piece in ("\n-two\n+2\n", moved, "D d.bin"))
     assert ws.asked == [("edit", "new/c.py, a.py, b.py, moved/b2.py, d.bin")]
@@ -136,7 +140,8 @@ MALFORMED += [
 def test_a_malformed_patch_is_refused_with_its_line(ws: Patching, patch: str, said: str) -> None:
     ws.put({"a.py": "one\n"})
     before = ws.files()
-    assert said in ws.fails("apply_patch", patch=patch) and ws.files() == before
+    assert said in ws.fails("apply_patch", patch=patch)
+    assert ws.files() == before
 
 
 def test_what_models_write_otherwise_is_tolerated(ws: Patching) -> None:
@@ -246,7 +251,8 @@ def test_hunks_without_a_certain_place_are_refused(ws: Patching, case: str) -> N
     ws.put({"a.txt": before})
     start = "" if hunks.startswith("@@") else "@@\n"
     message = ws.refused(f"*** Update File: a.txt\n{start}{hunks}")
-    assert said in message and "No file was changed. Send the whole patch again" in message
+    assert said in message
+    assert "No file was changed. Send the whole patch again" in message
     assert "_string" not in message
 
 
@@ -259,18 +265,23 @@ def test_a_link_is_deleted_itself_changed_through_and_not_moved(ws: Patching) ->
     os.link(ws.folder / "t", ws.folder / "hard")
     said = ws.apply("*** Update File: l\n-one\n+two")
     assert said.startswith("M t Note: the file had 2 hard links")
-    assert (ws.text("t"), ws.text("hard")) == ("two\n", "one\n")
+    assert ws.text("t") == "two\n"
+    assert ws.text("hard") == "one\n"
     for name in ("l", "dangling", "out"):
         assert ws.apply(f"*** Delete File: {name}") == f"D {name}"
     assert ws.files().keys() == {"t", "hard"}
 
 
-# ---- what is refused -------------------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------------------
 
 
-OUTSIDE, NO_FILE, TWICE = "outside the workspace", "there is no file", "is in the patch twice"
-CHANGE, MOVE = "*** Update File: {}\n-x\n+y".format, "*** Update File: {}\n*** Move to: {}".format
-ADD, DELETE = "*** Add File: {}\n+x".format, "*** Delete File: {}".format
+OUTSIDE = "outside the workspace"
+NO_FILE = "there is no file"
+TWICE = "is in the patch twice"
+CHANGE = "*** Update File: {}\n-x\n+y".format
+MOVE = "*** Update File: {}\n*** Move to: {}".format
+ADD = "*** Add File: {}\n+x".format
+DELETE = "*** Delete File: {}".format
 SECTIONS = [
     *((ADD(path), OUTSIDE) for path in ("../PWN", "door/PWN")),
     *((CHANGE("link"), OUTSIDE), (DELETE("door/secret"), OUTSIDE)),
@@ -295,12 +306,28 @@ SECTIONS = [
 @pytest.mark.parametrize(("section", "said"), SECTIONS)
 def test_one_bad_section_rejects_the_whole_patch(ws: Patching, section: str, said: str) -> None:
     out = ws.folder.parent
-    files = {"../secret": "s\n", "folder/": "", "a.py": "one\n", "other.py": "x\n", "first": "f\n"}
-    os.mkfifo(ws.put(files, door="..", link="../secret", dangling="nowhere") / "pipe")
+    files = {
+        "../secret": "s\n",
+        "folder/": "",
+        "a.py": "one\n",
+        "other.py": "x\n",
+        "first": "f\n",
+    }
+    os.mkfifo(
+        ws.put(
+            files,
+            door="..",
+            link="../secret",
+            dangling="nowhere",
+        )
+        / "pipe"
+    )
     before = sorted(path.name for path in out.iterdir())
     error = ws.refused(f"*** Update File: first\n-f\n+x\n{section}\n*** Add File: last\n+x")
-    assert said in error and "No file was changed." in error
-    assert sorted(path.name for path in out.iterdir()) == before and ws.asked == []
+    assert said in error
+    assert "No file was changed." in error
+    assert sorted(path.name for path in out.iterdir()) == before
+    assert ws.asked == []
     assert (out / "secret").read_text() == "s\n"
 
 
@@ -315,7 +342,8 @@ def test_a_file_that_is_there_is_written_anew_if_it_was_read(ws: Patching) -> No
     assert ws.data("a.py") == b"new\r\n"
     assert stat.S_IMODE((ws.folder / "a.py").stat().st_mode) == 0o750
     shown = ws.details[-1]
-    assert ws.asked == [("edit", "a.py")] and "-one\n-two\n+new" in shown
+    assert ws.asked == [("edit", "a.py")]
+    assert "-one\n-two\n+new" in shown
     ws.put({"a.py": "someone else's\nnew\n"})
     for section in (body, "*** Delete File: a.py"):
         assert "a.py changed on disk since it was read" in ws.refused(section)
@@ -342,7 +370,7 @@ def test_a_patch_that_is_taken_back_leaves_what_was_read_as_it_was(ws: Patching)
     assert "was not read" in ws.refused("*** Add File: a.py\n+x")
 
 
-# ---- asking, and all or nothing --------------------------------------------------------------------------
+# ---- asking, and all or nothing ------------------------------------------------------------------
 
 
 def test_a_write_that_fails_in_the_middle_puts_everything_back(ws: Patching) -> None:
@@ -363,9 +391,10 @@ def test_a_write_that_fails_in_the_middle_puts_everything_back(ws: Patching) -> 
     ws.apply("*** Update File: a.sh\n-one\n+1\n*** Delete File: c.py")
 
 
-# ---- the property ----------------------------------------------------------------------------------------
+# ---- the property --------------------------------------------------------------------------------
 
-# Lines that seem to be marks, and any others but what makes a file binary, ends a line or is half of a pair
+# Lines that seem to be marks, and any others but what makes a file binary, ends a line or is half
+# of a pair
 ODD = ["a ", " a", "@@ a", "+a", "-a", "*** End Patch", "*** End of File", "a\u2028b", "\x0c"]
 TEXT = st.characters(exclude_characters="\n\r\0\ufeff", exclude_categories=["Cs"])
 LINE = st.sampled_from(["", "a", "b", *ODD]) | st.text(TEXT, max_size=12)
@@ -373,7 +402,12 @@ LINES = st.lists(LINE, max_size=12)
 
 
 @settings(max_examples=100, deadline=None)
-@given(LINES, LINES, st.sampled_from(["\n", "\r\n"]), st.booleans())
+@given(
+    LINES,
+    LINES,
+    st.sampled_from(["\n", "\r\n"]),
+    st.booleans(),
+)
 @example([], ["x"], "\n", True)
 @example(["x"], [], "\n", False)
 @example(["a", ""], ["a"], "\r\n", True)
@@ -383,7 +417,12 @@ def test_any_lines_turn_into_others(a: list[str], b: list[str], newline: str, en
     newline = "\r\n" if b"\r\n" in before else "\n"
     after = (newline.join(b) + (newline if b and (ends or not a) else "")).encode()
     body = ["*** Update File: f", "@@"]
-    for tag, a1, a2, b1, b2 in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+    for tag, a1, a2, b1, b2 in difflib.SequenceMatcher(
+        None,
+        a,
+        b,
+        autojunk=False,
+    ).get_opcodes():
         body += [(" " if tag == "equal" else "-") + line for line in a[a1:a2]]
         body += [f"+{line}" for line in b[b1:b2] if tag != "equal"]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,5 @@
-"""Permissions: the rules' language, what is decided, the built-in protections, and how a run asks."""
+"""Permissions: the rules' language, what is decided, the built-in protections, and how a run
+asks."""
 
 from __future__ import annotations
 
@@ -65,7 +66,12 @@ def permissions(rules: Any = (), **options: Any) -> Permissions:
     """Layers are written as in a file, flags as on the command line."""
     layers = {name: rules_of(options.pop(name, {})) for name in ("agent", "workspace")}
     flags = [rule_of(each, "allow") for each in options.pop("flags", ())]
-    return Permissions(rules_of(rules) if rules else (), flags=flags, **layers, **options)
+    return Permissions(
+        rules_of(rules) if rules else (),
+        flags=flags,
+        **layers,
+        **options,
+    )
 
 
 def actions(given: Permissions, kind: str, *texts: str, ws: Path = Path("/")) -> str:
@@ -100,13 +106,17 @@ def test_a_pattern_fits_all_of_a_text(pattern: str, fitting: list[str], others: 
         ({"bash": {"git ?": "deny", "git *": "ask"}}, "`ask bash: git *`"),
         ({"bash": {"git *": "deny", "git ?": "ask"}}, ""),
         ({"bash": {"git *": "allow", "git ??": "deny"}}, ""),
-        ({"*": "ask", "bash": {"*": "ask", "rm *": "deny", "rm -i *": "allow"}}, ""),
+        (
+            {"*": "ask", "bash": {"*": "ask", "rm *": "deny", "rm -i *": "allow"}},
+            "",
+        ),
         ({"bash": {"a": "allow"}, "*": "allow"}, ""),  # the answer is the same
     ],
 )
 def test_rules_that_can_never_count_are_found(rules: Any, problem: str) -> None:
     found = useless_rules(rules_of(rules, "p.json"), ["bash", "edit"])
-    assert len(found) == bool(problem) and problem in "".join(found)
+    assert len(found) == bool(problem)
+    assert problem in "".join(found)
 
 
 @pytest.mark.parametrize(
@@ -126,16 +136,25 @@ def test_a_file_of_rules_that_is_none_is_an_error(tmp_path: Path, text: str, pro
     path.write_text(text)
     with pytest.raises(RulesError, match=problem) as raised:
         load_rules(path)
-    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
     rules, [note] = load_workspace_rules(tmp_path)
-    assert rules == [] and "is ignored" in note
+    assert rules == []
+    assert "is ignored" in note
 
 
 def test_the_users_rules_are_not_read_where_others_may_have_written_them(tmp_path: Path) -> None:
     path = tmp_path / "permissions.json"
     assert load_rules(path) == []
     path.write_text('{"read": {"~/x": "deny"}}')
-    assert load_rules(path) == [Rule("read", os.path.expanduser("~/x"), "deny", "permissions.json")]
+    assert load_rules(path) == [
+        Rule(
+            "read",
+            os.path.expanduser("~/x"),
+            "deny",
+            "permissions.json",
+        )
+    ]
     path.chmod(0o666)
     with pytest.raises(RulesError, match="other users can write"):
         load_rules(path)
@@ -172,7 +191,8 @@ pwd ¦ ls ¦ ls -la sub ¦ cat f sub/g ¦ head -n 5 f ¦ tail -c +3 f ¦ wc -l f
 cd sub && cat g ¦ cd sub; cat g || ls ¦ ls f 2>/dev/null ¦ cat .env.example ¦ cat f 2>&1 | head -3
 find . -name f
 """
-# Bash goes up by the letters of its folder, the kernel by the links: `cd l/../..` could be anywhere.
+# Bash goes up by the letters of its folder, the kernel by the links: `cd l/../..` could be
+# anywhere.
 ASKED = """
 cat .env ¦ cat out/x ¦ cat ../f ¦ cat /etc/passwd ¦ cat ~/x ¦ ls .. ¦ ls out ¦ cat - ¦ cat -n 5
 wc --files0-from=f ¦ cd .. && cat f ¦ cd sub && cat ../../f ¦ cd nowhere && cat ../f ¦ cd - && ls
@@ -252,8 +272,16 @@ TABLES = {"bash": DECIDED, "unconfined": OUTSIDE, "external_directory": ELSEWHER
 @pytest.mark.parametrize("kind", TABLES)
 def test_what_is_decided(ws: Path, kind: str) -> None:
     for rules, *options, letters, texts in table(re.sub("(?m)^#.*\n", "", TABLES[kind])):
-        given = permissions(json.loads(rules), **json.loads("".join(options) or "{}"))
-        found = actions(given, kind, *texts.replace("LONG", LONG).split(" ¦ "), ws=ws)
+        given = permissions(
+            json.loads(rules),
+            **json.loads("".join(options) or "{}"),
+        )
+        found = actions(
+            given,
+            kind,
+            *texts.replace("LONG", LONG).split(" ¦ "),
+            ws=ws,
+        )
         assert found == letters, (rules, options, texts)
 
 
@@ -274,7 +302,8 @@ def test_what_gives_orders_is_asked_about_even_where_edits_are_allowed(path: str
     given = permissions({"edit": "allow"}, flags=["edit"])
     given.memory.append(Rule("edit", "*", "allow", "you", False))
     decision = given.decide("edit", path, Path("/"))
-    assert (decision.action, decision.always_pattern) == ("ask", "") and decision.reason
+    assert (decision.action, decision.always_pattern) == ("ask", "")
+    assert decision.reason
     assert actions(permissions(flags=[f"edit:{path}"]), "edit", path) == "y"
     is_even_with_yolo = ".git/" in path.lower() or ".coder" in path
     assert actions(permissions(yolo=True), "edit", path) == ("a" if is_even_with_yolo else "y")
@@ -299,8 +328,19 @@ def test_a_path_is_meant_by_each_of_its_names(ws: Path, monkeypatch: pytest.Monk
 
 
 def test_for_a_sub_agent_the_stricter_of_both_holds(ws: Path) -> None:
-    parent = permissions({"bash": {"touch *": "deny", "make *": "ask"}}, agent={"edit": "deny"})
-    child = parent.child(rules_of({"bash": "allow", "edit": "allow", "read": {"secret": "deny"}}))
+    parent = permissions(
+        {"bash": {"touch *": "deny", "make *": "ask"}},
+        agent={"edit": "deny"},
+    )
+    child = parent.child(
+        rules_of(
+            {
+                "bash": "allow",
+                "edit": "allow",
+                "read": {"secret": "deny"},
+            }
+        )
+    )
     assert actions(child, "bash", "touch x", "make", "pytest", ws=ws) == "daa"
     assert actions(child, "edit", "a") + actions(child, "read", "secret") == "dd"
     assert actions(parent, "read", "secret") == "y"
@@ -313,7 +353,11 @@ def test_for_a_sub_agent_the_stricter_of_both_holds(ws: Path) -> None:
 @pytest.mark.case("PRM-24")
 def test_a_yes_for_the_session_is_for_exactly_this(ws: Path) -> None:
     given = permissions()
-    for pattern, is_exact in (("npm test", True), ("rm build/*", True), ("git diff *", False)):
+    for pattern, is_exact in (
+        ("npm test", True),
+        ("rm build/*", True),
+        ("git diff *", False),
+    ):
         given.memory.append(Rule("bash", pattern, "allow", "you", is_exact))
     lines = ["npm test", "npm test x", "npm test; touch x", "rm build/*", "rm build/a/../.."]
     assert actions(given, "bash", *lines, ws=ws) == "yaaya"
@@ -323,7 +367,8 @@ def test_a_yes_for_the_session_is_for_exactly_this(ws: Path) -> None:
 
 
 def test_a_yes_for_a_folder_is_for_the_folder_and_what_is_in_it(ws: Path) -> None:
-    given, parent = permissions(), str(ws.parent)
+    given = permissions()
+    parent = str(ws.parent)
     for asked, pattern, others in (
         (parent, f"{parent}/*", [parent, f"{parent}/x"]),
         ("/nothing-here", "/*", ["/", "/x"]),
@@ -348,9 +393,17 @@ def played(
             if answer:
                 answer(event)
 
-    toolset = Toolset(tools or [read, write, edit, bash, ls, grep, glob, apply_patch], cwd=ws)
+    toolset = Toolset(
+        tools or [read, write, edit, bash, ls, grep, glob, apply_patch],
+        cwd=ws,
+    )
     with serve(Reply("", calls=calls), Reply("Done.")) as server:
-        events, result = ask(server, tools=toolset, hooks=HookChain(given), each=each)
+        events, result = ask(
+            server,
+            tools=toolset,
+            hooks=HookChain(given),
+            each=each,
+        )
         assert result.stop_reason == "stop"
         replied = [(event.id, event.answer) for event in all_of(PermissionReplied, events)]
         assert replied == [(event.id, event.answer) for event in asked]
@@ -366,7 +419,8 @@ def test_the_user_is_shown_what_will_run_and_answers(ws: Path) -> None:
     found, asked = played(ws, Permissions(can_ask=True), *calls, answer=answer)
     shown = [(each.permission, each.pattern, each.remember) for each in asked]
     assert shown == [("bash", name, name) for name in ("touch one", "touch two")]
-    assert (ws / "one").exists() and not (ws / "two").exists()
+    assert (ws / "one").exists()
+    assert not (ws / "two").exists()
     assert found[2] == "Denied: the user refused and wrote: not that"
     assert [event.answer for event in asked] == ["always", "no"]
 
@@ -398,7 +452,10 @@ def test_each_question_has_an_id_of_its_own_and_names_its_call(tmp_path: Path) -
             event.reply("once")
 
     again = Reply("", calls=[("read", {"path": "../.env"})])
-    last = Reply("", calls=[*again.calls, ("ask_user", {"question": "?"})])
+    last = Reply(
+        "",
+        calls=[*again.calls, ("ask_user", {"question": "?"})],
+    )
     tools = Toolset([read, ask_user], cwd=folder)
     with serve(again, again, last, Reply("Done.")) as server:
         hooks = Permissions(can_ask=True)
@@ -407,7 +464,8 @@ def test_each_question_has_an_id_of_its_own_and_names_its_call(tmp_path: Path) -
     kinds = [each.get("permission", each["type"]) for each in given]
     twice = ["external_directory", "read"] * 2
     assert kinds == [*twice, "doom_loop", "question_asked"]
-    assert len({each["id"] for each in given}) == len(given) and all(each["id"] for each in given)
+    assert len({each["id"] for each in given}) == len(given)
+    assert all(each["id"] for each in given)
     first, second, third, fourth = (each.id for each in all_of(ToolStart, events))
     assert [each["call_id"] for each in given] == [first, first, second, second, third, fourth]
     replied = [each.id for each in all_of(PermissionReplied, events)]
@@ -419,26 +477,50 @@ def test_a_patch_is_asked_about_with_all_its_paths_and_takes_the_strictest_answe
     given = permissions({"edit": "allow"}, can_ask=True)
     _, asked = played(ws, given, ("apply_patch", {"patch": patch}))
     [(pattern, remember, why)] = [(each.pattern, each.remember, each.why) for each in asked]
-    assert (pattern, remember) == ("a.py, AGENTS.md", "") and "programs or later" in why
+    assert (pattern, remember) == ("a.py, AGENTS.md", "")
+    assert "programs or later" in why
     call = ("apply_patch", {"patch": patch.replace("AGENTS", "B")})
-    found, asked = played(ws, permissions({"edit": {"*": "allow", "a.py": "deny"}}), call)
-    assert asked == [] and found[0].startswith("Denied: a rule denies edit")
-    assert not (ws / "a.py").exists() and not (ws / "B.md").exists()
+    found, asked = played(
+        ws,
+        permissions({"edit": {"*": "allow", "a.py": "deny"}}),
+        call,
+    )
+    assert asked == []
+    assert found[0].startswith("Denied: a rule denies edit")
+    assert not (ws / "a.py").exists()
+    assert not (ws / "B.md").exists()
 
 
 def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> None:
     paths = [("read", {"path": path}) for path in (".env", "../f", "f")]
     edits = [("write", {"path": path, "content": "n"}) for path in (".git/config", "new")]
-    calls = [*commands("touch x", "touch x > y"), *paths, *edits, ("own", {"a": "*"})]
+    calls = [
+        *commands("touch x", "touch x > y"),
+        *paths,
+        *edits,
+        ("own", {"a": "*"}),
+    ]
     own = Tool("own", "", {"properties": {"a": {}}}, str)
-    found, asked = played(ws, Permissions(), *calls, tools=[read, write, bash, own])
+    found, asked = played(
+        ws,
+        Permissions(),
+        *calls,
+        tools=[read, write, bash, own],
+    )
     run, unclear, secret, outside, inside, guarded, edited, others = found
-    assert asked == [] and not (ws / "x").exists() and not (ws / "new").exists()
+    assert asked == []
+    assert not (ws / "x").exists()
+    assert not (ws / "new").exists()
     assert "-y allows it, or --allow 'bash:touch x'" in run
-    assert "-y" in unclear and "--allow" not in unclear and "-y" not in guarded
-    assert "may hold secrets" in secret and "--allow read:.env" in secret
-    assert "external_directory" in outside and inside.startswith("x")
-    assert "--allow 'edit:*'" in edited and "-y allows it, or --allow 'own:*'." in others
+    assert "-y" in unclear
+    assert "--allow" not in unclear
+    assert "-y" not in guarded
+    assert "may hold secrets" in secret
+    assert "--allow read:.env" in secret
+    assert "external_directory" in outside
+    assert inside.startswith("x")
+    assert "--allow 'edit:*'" in edited
+    assert "-y allows it, or --allow 'own:*'." in others
 
 
 @pytest.mark.parametrize("line", ["sort  x 2>&1", "cd sub && touch 'a b' | sort", "rm '*'"])
@@ -455,14 +537,22 @@ def test_the_flags_that_a_denial_names_allow_the_command(ws: Path, line: str) ->
 
 
 def test_a_denied_tool_is_not_offered_and_not_run(ws: Path) -> None:
-    for rules in ({"*": "deny"}, {"bash": {"ls": "allow", "*": "deny"}}):
+    for rules in (
+        {"*": "deny"},
+        {"bash": {"ls": "allow", "*": "deny"}},
+    ):
         assert permissions(rules).offered([bash]) == []
     assert permissions({"bash": {"*": "deny", "ls": "ask"}}).offered([bash]) == [bash]
     given = permissions({"bash": "deny"}, workspace={"edit": "deny"})
     offered = given.offered([read, write, edit, bash, ls, apply_patch])
     assert [each.name for each in offered] == ["read", "ls"]
     assert given.child([Rule("read", "*", "deny")]).offered([read, bash, grep]) == []
-    found, _ = played(ws, given, *commands("ls"), ("write", {"path": "a", "content": ""}))
+    found, _ = played(
+        ws,
+        given,
+        *commands("ls"),
+        ("write", {"path": "a", "content": ""}),
+    )
     assert all(text.startswith("Denied: a rule denies the tool") for text in found)
 
 
@@ -484,14 +574,34 @@ def test_tools_of_mcp_servers_ask_and_have_a_kind(rules: Any, agent: str, letter
 
 
 def test_a_kind_is_for_all_of_its_tools_and_asks_once(ws: Path) -> None:
-    rules = {"edit": {"*": "allow", "*.lock": "deny"}, "read": {"f": "ask", "sub": "deny"}}
+    rules = {
+        "edit": {"*": "allow", "*.lock": "deny"},
+        "read": {"f": "ask", "sub": "deny"},
+    }
     calls: list[tuple[str, Any]] = [
-        *(("write", {"path": path, "content": ""}) for path in ("a.lock", "a")),
-        *(("grep", {"pattern": "x", "path": path}) for path in ("f", "sub")),
+        *(
+            (
+                "write",
+                {"path": path, "content": ""},
+            )
+            for path in ("a.lock", "a")
+        ),
+        *(
+            (
+                "grep",
+                {"pattern": "x", "path": path},
+            )
+            for path in ("f", "sub")
+        ),
         *(("ls", {"path": "sub"}), ("ls", {})),
     ]
     given = permissions(rules, can_ask=True)
-    found, asked = played(ws, given, *calls, answer=lambda event: event.reply("once"))
+    found, asked = played(
+        ws,
+        given,
+        *calls,
+        answer=lambda event: event.reply("once"),
+    )
     denied = [text.startswith("Denied") for text in found]
     assert denied == [True, False, False, True, True, False]
     assert [(each.permission, each.pattern) for each in asked] == [("read", "f")]
@@ -517,8 +627,15 @@ def test_a_tool_that_declares_nothing_asks_by_its_name(ws: Path, rules: Any, tex
         """
         return f"deployed to {to}"
 
-    given, call = permissions(rules, can_ask=True), ("deploy", {"to": "prod"})
-    found, asked = played(ws, given, call, tools=[deploy], answer=lambda event: event.reply("no"))
+    given = permissions(rules, can_ask=True)
+    call = ("deploy", {"to": "prod"})
+    found, asked = played(
+        ws,
+        given,
+        call,
+        tools=[deploy],
+        answer=lambda event: event.reply("no"),
+    )
     assert found[0].startswith(text)
     kinds = [(each.permission, json.loads(each.pattern)) for each in asked]
     assert kinds == [("deploy", {"to": "prod"})] * ("refused" in text)
@@ -539,7 +656,11 @@ def test_a_tool_that_declares_nothing_asks_by_its_name(ws: Path, rules: Any, tex
         ({"permission": "read"}, {}, ["read: ."]),
         ({"permission": "read", "default": "allow"}, {}, []),
         ({"permission": "web", "asks_itself": True}, {}, ["web: a.org"]),
-        ({"permission": "web", "asks_itself": True}, {"web": {"a.*": "allow"}}, []),
+        (
+            {"permission": "web", "asks_itself": True},
+            {"web": {"a.*": "allow"}},
+            [],
+        ),
         ({"permission": "web", "asks_itself": True, "default": "allow"}, {}, []),
         ({"asks_itself": True}, {}, ["web: a.org"]),  # no kind that anyone knows
     ],
@@ -557,22 +678,43 @@ def test_a_tool_carries_its_permission_and_its_default(
             yield from ctx.ask("web", url)
         return "fetched"
 
-    given, call = permissions(rules, can_ask=True), ("fetch", {"url": "a.org"})
+    given = permissions(rules, can_ask=True)
+    call = ("fetch", {"url": "a.org"})
     yes = lambda event: event.reply("once")  # noqa: E731
     found, asked = played(ws, given, call, tools=[fetch], answer=yes)
     assert found == ["fetched"]
     shown = [f"{each.permission}: {each.pattern}" for each in asked]
-    assert len(shown) == len(asks) and all(map(str.startswith, shown, asks)), shown
+    assert len(shown) == len(asks), shown
+    assert all(map(str.startswith, shown, asks)), shown
     child = given.child(rules_of({"web": "allow"}))
-    assert len(played(ws, child, call, tools=[fetch], answer=yes)[1]) == len(asks)
+    assert len(
+        played(
+            ws,
+            child,
+            call,
+            tools=[fetch],
+            answer=yes,
+        )[1]
+    ) == len(asks)
     plan = Permissions(agent=BUILT_IN["plan"].rules, yolo=True, can_ask=True)
-    planned = played(ws, plan, call, tools=[fetch], answer=yes)[1]
+    planned = played(
+        ws,
+        plan,
+        call,
+        tools=[fetch],
+        answer=yes,
+    )[1]
     assert len(planned) == (options.get("permission") != "read"), "whatever it declares"
 
 
 def test_every_built_in_tool_declares_its_permission() -> None:
     """What declares none asks by its own name, which is no kind that the documents know."""
-    found: dict[str, Tool] = {"task": Subagents([BUILT_IN["general"]], pytest.fail).tool}
+    found: dict[str, Tool] = {
+        "task": Subagents(
+            [BUILT_IN["general"]],
+            pytest.fail,
+        ).tool
+    }
     for package in coder.tools, coder.agent:
         for each in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             members = vars(importlib.import_module(each.name)).values()
@@ -608,26 +750,54 @@ def test_a_repetition_is_decided_by_a_rule_or_by_the_user(
 
     given = permissions(rules, can_ask=can_ask)
     for hooks in given, given.child([]):
-        with serve(*[Reply("", calls=[("ls", {})])] * 3, Reply("Done.")) as server:
-            ask(server, tools=Toolset([ls], cwd=ws), hooks=hooks, each=each)
+        with serve(
+            *[Reply("", calls=[("ls", {})])] * 3,
+            Reply("Done."),
+        ) as server:
+            ask(
+                server,
+                tools=Toolset([ls], cwd=ws),
+                hooks=hooks,
+                each=each,
+            )
             assert results(server)[2].startswith("Not run") != runs
 
 
 def test_a_search_passes_over_what_may_not_be_read_unasked(ws: Path) -> None:
     for name in ("secret", "open", ".env"):
         (ws / name).write_text("needle")
-    paths: list[dict[str, str]] = [{}, {"path": "secret"}, {"path": ".env"}]
+    paths: list[dict[str, str]] = [
+        {},
+        {"path": "secret"},
+        {"path": ".env"},
+    ]
     calls = [("grep", {"pattern": "needle"} | path) for path in paths]
     for action in ("deny", "ask"):
         given = permissions({"read": {"secret": action}})
         everywhere, secret, env = played(ws, given, *calls)[0]
         assert everywhere == "open\n1:needle"
-        assert secret.startswith("Denied") and env.startswith("Denied")
+        assert secret.startswith("Denied")
+        assert env.startswith("Denied")
     for who in ({"can_ask": True}, {"yolo": True}):
         given = permissions({"read": "ask"}, **who)
-        yes = played(ws, given, calls[0], answer=lambda asked: asked.reply("once"))
+        yes = played(
+            ws,
+            given,
+            calls[0],
+            answer=lambda asked: asked.reply("once"),
+        )
         assert yes[0][0] == "open\n1:needle\n\nsecret\n1:needle"
-        assert len(played(ws, given, calls[2], answer=lambda asked: asked.reply("once"))[1]) < 2
+        assert (
+            len(
+                played(
+                    ws,
+                    given,
+                    calls[2],
+                    answer=lambda asked: asked.reply("once"),
+                )[1]
+            )
+            < 2
+        )
     given = permissions({"read": "allow"}, yolo=True)
     counts = [text.count("needle") for text in played(ws, given, *calls)[0]]
     assert counts == [2, 1, 1], "-y answers for a file that is named, not for a search"
@@ -636,6 +806,11 @@ def test_a_search_passes_over_what_may_not_be_read_unasked(ws: Path) -> None:
 @pytest.mark.parametrize("agent", ["plan", "explore", "build"])
 def test_every_agent_looks_around_without_a_question(ws: Path, agent: str) -> None:
     given = Permissions(agent=BUILT_IN[agent].rules, can_ask=True)
-    calls = [("read", {"path": "f"}), ("grep", {"pattern": "x"}), ("glob", {"pattern": "*"})]
+    calls = [
+        ("read", {"path": "f"}),
+        ("grep", {"pattern": "x"}),
+        ("glob", {"pattern": "*"}),
+    ]
     found, asked = played(ws, given, *calls, ("ls", {}))
-    assert asked == [] and not [text for text in found if text.startswith("Denied")]
+    assert asked == []
+    assert not [text for text in found if text.startswith("Denied")]

@@ -35,10 +35,13 @@ NO_SANDBOX = "Denied: plan mode changes nothing, and this command is not known t
 
 
 class Plans:
-    """Commands of a model that plans. `asked`: the questions, which the user answers with `answer`."""
+    """Commands of a model that plans. `asked`: the questions, which the user answers with
+    `answer`."""
 
     def __init__(self, ws: Path, rules: Any = (), answer: str = "once", **options: Any) -> None:
-        self.ws, self.answer, self.asked = ws, answer, list[str]()
+        self.ws = ws
+        self.answer = answer
+        self.asked = list[str]()
         confined = options.pop("confined", True)
         self.sandbox = Sandbox(ws) if confined else None
         given = {"agent": BUILT_IN["plan"].rules, "read_only": True, "can_ask": True} | options
@@ -56,7 +59,12 @@ class Plans:
         tools = self.sandbox.tools(tools, read_only=True) if self.sandbox else tools
         calls = [(name, given | arguments) for name, given in commands(*lines)]
         with serve(Reply(calls=calls), Reply("The plan.")) as server:
-            ask(server, tools=Toolset(tools, cwd=self.ws), hooks=self.hooks, each=self.each)
+            ask(
+                server,
+                tools=Toolset(tools, cwd=self.ws),
+                hooks=self.hooks,
+                each=self.each,
+            )
             self.schema = server.requests[0]["tools"][0]["function"]["parameters"]
             return [str(each) for each in results(server)]
 
@@ -68,7 +76,12 @@ def state(folder: Path) -> dict[str, Any]:
         status = path.lstat()
         text = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
         times = status.st_mtime_ns, status.st_ino, status.st_nlink
-        found[str(path)] = (status.st_mode, times, os.listxattr(path, follow_symlinks=False), text)
+        found[str(path)] = (
+            status.st_mode,
+            times,
+            os.listxattr(path, follow_symlinks=False),
+            text,
+        )
     return found
 
 
@@ -137,14 +150,16 @@ python3 -c 'import subprocess; print(subprocess.run(["echo", "hi"], capture_outp
 def test_a_command_of_a_plan_changes_nothing_and_asks_nothing(repository: Path, yolo: bool) -> None:
     (repository / "build").mkdir()
     shell(repository, "git status")  # refreshes the index
-    before, lines = state(repository.parent), CHANGES.strip().split("\n")
+    before = state(repository.parent)
+    lines = CHANGES.strip().split("\n")
     plans = Plans(repository, yolo=yolo)
     found = plans(*lines)
     shell(repository, "sleep 0.5")  # one of them goes on in the background
     after = state(repository.parent)
     assert {path for path in before | after if before.get(path) != after.get(path)} == set()
     assert not Path("/dev/shm/coder-plan").exists()
-    assert plans.asked == [] and not [text for text in found if text.startswith("Denied")]
+    assert plans.asked == []
+    assert not [text for text in found if text.startswith("Denied")]
     hints = [line for line, text in zip(lines, found) if "[in plan mode commands write" in text]
     assert {"touch x", "echo a > x", "chmod 777 file.txt"} < {*hints}
     assert "unconfined" not in str(found)
@@ -163,7 +178,10 @@ def test_a_command_of_a_plan_reads_what_it_wants(repository: Path) -> None:
 @seccomp
 def test_a_command_of_a_plan_reaches_no_network_and_no_server_of_this_machine(ws: Path) -> None:
     path = str(ws.parent / "sock")
-    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as unix,
+    ):
         unix.bind(path)
         unix.listen()
         port = tcp.getsockname()[1]
@@ -173,10 +191,14 @@ def test_a_command_of_a_plan_reaches_no_network_and_no_server_of_this_machine(ws
         lines += [f'python3 -c "{script}; print(1)"' for script in (unix_client, udp)]
         plans = Plans(ws)
         for text in plans(*lines, f"curl -sS -X POST http://127.0.0.1:{port} || exit 1"):
-            assert "[exit code" in text and "[in plan mode commands write nothing" in text, text
+            assert "[exit code" in text, text
+            assert "[in plan mode commands write nothing" in text, text
         build = Sandbox(ws)
         tools = Toolset(build.tools([bash]), cwd=ws)
-        with serve(Reply(calls=commands(*lines[:2])), Reply("Done.")) as server:
+        with serve(
+            Reply(calls=commands(*lines[:2])),
+            Reply("Done."),
+        ) as server:
             ask(server, tools=tools, hooks=HookChain(Permissions(yolo=True), build))
             assert results(server) == ["connected", "1"], "the servers were there"
 
@@ -187,13 +209,21 @@ def test_without_a_sandbox_what_may_change_something_is_denied(repository: Path)
     lines = ["touch x", "git status --short", "ls", "cat file.txt && python3 -c 1"]
     with ThreadPoolExecutor(1) as thread:  # a kernel without Landlock
         thread.submit(deny_landlock).result()
-        plans = thread.submit(Plans, repository, {"bash": "allow"}, yolo=True).result()
-        assert plans.sandbox and not plans.sandbox.active
+        plans = thread.submit(
+            Plans,
+            repository,
+            {"bash": "allow"},
+            yolo=True,
+        ).result()
+        assert plans.sandbox
+        assert not plans.sandbox.active
         old_kernel = thread.submit(plans, *lines).result()
     off = Plans(repository, confined=False, flags=[rule_of("bash", "allow")])  # --sandbox off
     for found in old_kernel, off(*lines):
-        assert found[0].startswith(NO_SANDBOX) and found[3].startswith(NO_SANDBOX)
-        assert found[1] == "(no output)" and found[2] == "file.txt"
+        assert found[0].startswith(NO_SANDBOX)
+        assert found[3].startswith(NO_SANDBOX)
+        assert found[1] == "(no output)"
+        assert found[2] == "file.txt"
     assert not (repository / "x").exists()
 
 
@@ -220,7 +250,10 @@ def test_what_is_decided_about_a_command_of_a_plan(ws: Path) -> None:
     for rules, line, expected in table(DECIDED):
         plan = {"agent": BUILT_IN["plan"].rules, "read_only": True}
         given = Permissions(rules_of(json.loads(rules)), **plan)
-        child = Permissions(rules_of(json.loads(rules)), **plan).child(BUILT_IN["general"].rules)
+        child = Permissions(
+            rules_of(json.loads(rules)),
+            **plan,
+        ).child(BUILT_IN["general"].rules)
         for each in given, child:
             found = each.decide("bash", line, ws)
             words = {"ask": "asked", "deny": "denied", "allow": "free"}
@@ -238,7 +271,11 @@ def test_what_is_decided_about_a_command_of_a_plan(ws: Path) -> None:
 def test_no_built_in_agent_lifts_what_the_user_denies(agent: str) -> None:
     given = rules_of({"read": {"mine/*": "deny"}, "task": "deny", "todo": "deny"})
     permissions = Permissions(given, agent=BUILT_IN[agent].rules)
-    for kind, text in (("read", "mine/x"), ("task", "general"), ("todo", "{}")):
+    for kind, text in (
+        ("read", "mine/x"),
+        ("task", "general"),
+        ("todo", "{}"),
+    ):
         assert permissions.decide(kind, text, Path("/")).action == "deny"
     assert permissions.decide("read", "x", Path("/")).action == "allow"
 
@@ -253,11 +290,13 @@ def test_a_yes_in_a_plan_is_for_reading(ws: Path) -> None:
     line = "sort .env; touch .env x"
     [found] = plans(line)
     assert plans.asked == [f"bash: {line} (it names a file that may hold secrets)"]
-    assert found.startswith("KEY=1") and not (ws / "x").exists()
+    assert found.startswith("KEY=1")
+    assert not (ws / "x").exists()
     [found] = Plans(ws, can_ask=False)(line)
     assert found.startswith("Denied: bash needs permission (it names a file that may hold secrets)")
     [found] = Plans(ws, yolo=True, can_ask=False)(line)
-    assert found.startswith("KEY=1") and not (ws / "x").exists()
+    assert found.startswith("KEY=1")
+    assert not (ws / "x").exists()
 
 
 def test_what_the_plan_denies_is_named_as_the_plans_and_a_rules_as_a_rules(ws: Path) -> None:
@@ -269,11 +308,35 @@ def test_what_the_plan_denies_is_named_as_the_plans_and_a_rules_as_a_rules(ws: P
 
     plans = Plans(ws, {"read": {"mine/*": "deny"}})
     tools = [
-        Tool("change", "", {}, change, context="ctx", permission="web", asks_itself=True),
-        Tool("look", "", {}, look, context="ctx", permission="web", asks_itself=True),
+        Tool(
+            "change",
+            "",
+            {},
+            change,
+            context="ctx",
+            permission="web",
+            asks_itself=True,
+        ),
+        Tool(
+            "look",
+            "",
+            {},
+            look,
+            context="ctx",
+            permission="web",
+            asks_itself=True,
+        ),
     ]
-    with serve(Reply(calls=[("change", {}), ("look", {})]), Reply("The plan.")) as server:
-        ask(server, tools=Toolset(tools, cwd=ws), hooks=plans.hooks, each=plans.each)
+    with serve(
+        Reply(calls=[("change", {}), ("look", {})]),
+        Reply("The plan."),
+    ) as server:
+        ask(
+            server,
+            tools=Toolset(tools, cwd=ws),
+            hooks=plans.hooks,
+            each=plans.each,
+        )
         assert results(server) == [
             "Denied: plan mode changes no file. The user ends it.",
             "Denied: a rule denies read mine/x. Do not try it another way.",
@@ -282,18 +345,31 @@ def test_what_the_plan_denies_is_named_as_the_plans_and_a_rules_as_a_rules(ws: P
 
 @seccomp
 def test_outside_the_sandbox_is_not_offered_and_is_denied(ws: Path) -> None:
-    plans = Plans(ws, {"unconfined": "allow"}, flags=[rule_of("unconfined", "allow")])
+    plans = Plans(
+        ws,
+        {"unconfined": "allow"},
+        flags=[rule_of("unconfined", "allow")],
+    )
     [found] = plans("touch x", unconfined=True)
     assert "unconfined" not in plans.schema["properties"]
     assert found.startswith("Error: bash has no parameter unconfined.")
     plans.sandbox = None  # a tool that a plugin made, say
     outside = lambda ctx: run_command(ctx, "touch x", permission="unconfined")  # noqa: E731
     ask_outside = Tool("bash", "", {}, outside, context="ctx", asks_itself=True)
-    with serve(Reply(calls=[("bash", {})]), Reply("The plan.")) as server:
-        ask(server, tools=Toolset([ask_outside], cwd=ws), hooks=plans.hooks, each=plans.each)
+    with serve(
+        Reply(calls=[("bash", {})]),
+        Reply("The plan."),
+    ) as server:
+        ask(
+            server,
+            tools=Toolset([ask_outside], cwd=ws),
+            hooks=plans.hooks,
+            each=plans.each,
+        )
         [found] = results(server)
     assert found.startswith("Denied: in plan mode no command runs outside the sandbox")
-    assert plans.asked == [] and not (ws / "x").exists()
+    assert plans.asked == []
+    assert not (ws / "x").exists()
 
 
 # ---- at the terminal -----------------------------------------------------------------------------
@@ -315,24 +391,31 @@ def told(server: Any) -> list[str]:
 
 @seccomp
 def test_a_plan_ends_with_a_question_and_a_yes_carries_it_out(tmp_path: Path) -> None:
-    with serve(planner) as server, Terminal(tmp_path, server, "--plan", "-y") as session:
+    with (
+        serve(planner) as server,
+        Terminal(tmp_path, server, "--plan", "-y") as session,
+    ):
         session.enter("go")
         shown = bare(session.expect(PLANNED))
-        assert "✗ bash touch planned" in shown and "Run this command?" not in shown
+        assert "✗ bash touch planned" in shown
+        assert "Run this command?" not in shown
         assert shown.endswith("Go on with this plan? yes, no, or ")
         session.type("yes, but use y\r")
         session.expect("❯ yes, but use y")
         session.expect(PLANNED)
-        assert told(server) == ["go", "yes, but use y"] and [*session.ws.iterdir()] == []
+        assert told(server) == ["go", "yes, but use y"]
+        assert [*session.ws.iterdir()] == []
         session.type("y")  # a letter alone is the beginning of words
         session.expect("y")
         session.type("\r")
         session.expect("Agent build:")
         ended = bare(session.prompt())
-        assert "It is done." in ended and (session.ws / "x").exists()
+        assert "It is done." in ended
+        assert (session.ws / "x").exists()
         assert told(server)[2:] == [OVER, "Carry out this plan."]
         offered = [each["function"]["name"] for each in server.requests[-1]["tools"]]
-        assert "edit" in offered and not (session.ws / "planned").exists()
+        assert "edit" in offered
+        assert not (session.ws / "planned").exists()
         assert PLANNED not in session.say("more")
 
 
@@ -340,7 +423,10 @@ def test_a_plan_ends_with_a_question_and_a_yes_carries_it_out(tmp_path: Path) ->
 def test_the_model_is_told_that_plan_mode_is_over_however_it_was_left(
     tmp_path: Path, way: str
 ) -> None:
-    with serve(Reply("Well.")) as server, Terminal(tmp_path, server, "--plan") as session:
+    with (
+        serve(Reply("Well.")) as server,
+        Terminal(tmp_path, server, "--plan") as session,
+    ):
         session.enter("go")
         session.not_now()
         session.ready()
@@ -360,13 +446,17 @@ def test_the_model_is_told_that_plan_mode_is_over_however_it_was_left(
 def test_a_plan_that_is_not_taken_up_leaves_the_prompt_in_plan_mode(
     tmp_path: Path, keys: str
 ) -> None:
-    with serve(Reply("A plan.")) as server, Terminal(tmp_path, server, "--plan") as session:
+    with (
+        serve(Reply("A plan.")) as server,
+        Terminal(tmp_path, server, "--plan") as session,
+    ):
         session.enter("go")
         session.expect(PLANNED)
         session.settled()
         session.type(keys)
         session.prompt()
-        assert bare(session.output).endswith("plan ❯ ") and len(server.requests) == 1
+        assert bare(session.output).endswith("plan ❯ ")
+        assert len(server.requests) == 1
         session.enter("on")
         session.expect(PLANNED)
         session.settled()
@@ -380,7 +470,10 @@ def test_a_command_can_stand_at_the_question_and_what_was_typed_before_goes_firs
     tmp_path: Path,
 ) -> None:
     replies = Reply("A plan."), Reply("Another, at length.", pace=0.3), Reply("Third.")
-    with serve(*replies) as server, Terminal(tmp_path, server, "--plan") as session:
+    with (
+        serve(*replies) as server,
+        Terminal(tmp_path, server, "--plan") as session,
+    ):
         session.enter("go")
         session.expect(PLANNED)
         session.settled()
@@ -407,7 +500,12 @@ def test_one_task_in_plan_mode_asks_nothing_and_says_why_it_cannot(tmp_path: Pat
             return Reply("; ".join(said))
         has_task = any(each["function"]["name"] == "task" for each in body["tools"])
         assert "unconfined" not in str(body["tools"])
-        return Reply(calls=[*commands("touch x"), *([task] if has_task else [])])
+        return Reply(
+            calls=[
+                *commands("touch x"),
+                *([task] if has_task else []),
+            ]
+        )
 
     with serve(script) as server:
         with OneShot(tmp_path, server, "--plan", "-y", "--allow", "bash", "go") as run:
@@ -415,5 +513,7 @@ def test_one_task_in_plan_mode_asks_nothing_and_says_why_it_cannot(tmp_path: Pat
             assert run.out.count("touch: cannot touch 'x': Permission denied") == 2, "a child, too"
             assert run.out.count("[in plan mode commands write nothing") == 2
         with OneShot(tmp_path, server, "--plan", "-y", "--sandbox", "off", "go") as run:
-            assert run.end() == 0 and run.out.count(NO_SANDBOX) == 2
-        assert [*run.ws.iterdir()] == [] and PLANNED not in run.err
+            assert run.end() == 0
+            assert run.out.count(NO_SANDBOX) == 2
+        assert [*run.ws.iterdir()] == []
+        assert PLANNED not in run.err

@@ -58,7 +58,12 @@ def test_a_file_registers_a_tool_a_hook_a_command_and_a_subscriber(tmp_path: Pat
     (tmp_path / "weather.py").write_text(WHOLE)
     plugins = Plugins(tmp_path, report=pytest.fail)
     with serve(CALL, Reply("done")) as server:
-        ask(server, tools=plugins.tools, hooks=HookChain(*plugins.hooks), each=plugins.notify)
+        ask(
+            server,
+            tools=plugins.tools,
+            hooks=HookChain(*plugins.hooks),
+            each=plugins.notify,
+        )
     assert server.requests[1]["messages"][-1]["content"] == "rain and a ****** in Oslo"
     assert (tmp_path / "weather.log").read_text() == "forecast {'city': 'Oslo'}\n"
     assert (tmp_path / "weather.end").read_text() == "stop"
@@ -91,7 +96,8 @@ def test_a_broken_plugin_is_reported_and_left_out(tmp_path: Path, text: str, pro
     problems = list[str]()
     plugins = Plugins(tmp_path, {"bash"}, problems.append)
     [line] = problems
-    assert line.startswith("The plugin a_broken.py is skipped: ") and problem in line
+    assert line.startswith("The plugin a_broken.py is skipped: ")
+    assert problem in line
     assert [each.name for each in plugins.tools] == ["forecast"]
 
 
@@ -110,7 +116,7 @@ def test_a_subscriber_that_fails_is_told_of_once_and_hears_no_more(tmp_path: Pat
     assert heard == ["run_start", "run_start", "run_end"]
 
 
-# ---- whose a file is -------------------------------------------------------------------------------------
+# ---- whose a file is -----------------------------------------------------------------------------
 
 
 def plugin_by_link(own: Path, mode: int) -> Path:
@@ -136,7 +142,13 @@ OWNERS: list[tuple[Callable[[Path], object], str]] = [
 if os.geteuid() == 0:
     OWNERS += [
         (lambda own: os.chown(own / "a.py", STRANGER, -1), "OWN/a.py belongs to another user"),
-        (lambda own: (os.chown(own, -1, STRANGER), own.chmod(0o775)), f"{WRITABLE} OWN (fix"),
+        (
+            lambda own: (
+                os.chown(own, -1, STRANGER),
+                own.chmod(0o775),
+            ),
+            f"{WRITABLE} OWN (fix",
+        ),
     ]
 
 
@@ -144,16 +156,21 @@ if os.geteuid() == 0:
 def test_what_others_may_write_to_is_reported_and_not_run(
     tmp_path: Path, change: Callable[[Path], object], problem: str
 ) -> None:
-    own, ran = tmp_path / "coder", tmp_path / "ran"
+    own = tmp_path / "coder"
+    ran = tmp_path / "ran"
     own.mkdir(mode=0o755)
     code = f"from pathlib import Path\nPath({str(ran)!r}).touch()\ndef setup(api): pass"
     (own / "a.py").write_text(code)
     (own / "a.py").chmod(0o644)
     change(own)
-    problem = problem.replace("OWN/..", str(tmp_path)).replace("OWN", str(own))
+    problem = problem.replace("OWN/..", str(tmp_path)).replace(
+        "OWN",
+        str(own),
+    )
     problems = list[str]()
     Plugins(own, report=problems.append)
-    assert ran.exists() == (not problem) and len(problems) == bool(problem)
+    assert ran.exists() == (not problem)
+    assert len(problems) == bool(problem)
     assert all(problem in line and "\n" not in line for line in problems)
 
 
@@ -182,7 +199,7 @@ def test_nor_are_hooks_agents_and_skills_read(tmp_path: Path, name: str) -> None
     assert WRITABLE in line
 
 
-# ---- in the program --------------------------------------------------------------------------------------
+# ---- in the program ------------------------------------------------------------------------------
 
 
 def installed(folder: Path, module: str, text: str, name: str = "weather") -> None:
@@ -198,7 +215,8 @@ def installed(folder: Path, module: str, text: str, name: str = "weather") -> No
 
 
 def test_files_and_installed_packages_are_plugins_of_the_program(tmp_path: Path) -> None:
-    """One that fails is a notice; what a plugin's tool yields and returns does not break stream-json."""
+    """One that fails is a notice; what a plugin's tool yields and returns does not break
+    stream-json."""
     site = tmp_path / "home" / "site"
     installed(site, "weather_plugin", WHOLE)
     installed(site, "bad_plugin", "def setup(api): 1 / 0", "bad")
@@ -237,7 +255,8 @@ def test_files_and_installed_packages_are_plugins_of_the_program(tmp_path: Path)
         "The plugin wrong.py is skipped: ZeroDivisionError: division by zero",
         "The plugin bad (bad_plugin:setup) is skipped: ZeroDivisionError: division by zero",
     ]
-    assert [event["type"] for event in events].count("progress") == 1 and "/x" in str(events)
+    assert [event["type"] for event in events].count("progress") == 1
+    assert "/x" in str(events)
 
 
 def test_commands_of_plugins_at_the_prompt(tmp_path: Path) -> None:
@@ -255,6 +274,7 @@ def test_commands_of_plugins_at_the_prompt(tmp_path: Path) -> None:
         assert "do I need one?" in listed
         assert "yes, in Oslo" in session.say("/umbrella Oslo")
         assert "/broken failed: ZeroDivisionError: division by zero" in session.say("/broken")
-        assert "\rred\r\n" in session.say("/esc") + "\r\n" and "\x1b[31mred" not in session.output
+        assert "\rred\r\n" in session.say("/esc") + "\r\n"
+        assert "\x1b[31mred" not in session.output
         assert "\x1b[32m" not in session.output
         assert "There is no command /nothing" in session.say("/nothing")

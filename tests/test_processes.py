@@ -1,6 +1,8 @@
-"""Commands: what they may do to us, what is left of them, and what the model is told. Group PRC of tests/data/cases.toml.
+"""Commands: what they may do to us, what is left of them, and what the model is told. Group PRC of
+tests/data/cases.toml.
 
-Most go through the tool in this process; what is about a terminal, or about our own end, goes through a session.
+Most go through the tool in this process; what is about a terminal, or about our own end, goes
+through a session.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def command(line: str, **arguments: object) -> Reply:
     return Reply(calls=[("bash", {"command": line} | arguments)])
 
 
-# ---- what a command says ---------------------------------------------------------------------------------
+# ---- what a command says -------------------------------------------------------------------------
 
 
 @pytest.mark.case("PRC-14", "PRC-16")
@@ -66,15 +68,18 @@ def command(line: str, **arguments: object) -> Reply:
 )
 def test_what_the_model_is_told(ws: Workspace, line: str, content: str, is_error: bool) -> None:
     result = ws.call("bash", command=line)
-    assert (result.content, result.is_error) == (content, is_error)
+    assert result.content == content
+    assert result.is_error == is_error
 
 
 def test_output_is_shown_while_the_command_runs(ws: Workspace) -> None:
-    """The command waits for a file that is made when its output has been seen; all of it in one piece, or a little later."""
+    """The command waits for a file that is made when its output has been seen; all of it in one
+    piece, or a little later."""
     seen: list[str] = []
 
     def note(event: Event) -> None:
-        assert isinstance(event, ToolUpdate) and event.id == "call-1"
+        assert isinstance(event, ToolUpdate)
+        assert event.id == "call-1"
         seen.append(event.text)
         if "two" in "".join(seen):
             (ws.folder / "go").touch()
@@ -100,7 +105,7 @@ def test_nothing_is_carried_over_to_the_next_command(ws: Workspace) -> None:
     assert ws("bash", command="pwd; echo $A") == str(ws.folder)
 
 
-# ---- output that is long ---------------------------------------------------------------------------------
+# ---- output that is long -------------------------------------------------------------------------
 
 
 def test_long_output_is_cut_in_the_middle_and_saved_whole(ws: Workspace) -> None:
@@ -108,13 +113,15 @@ def test_long_output_is_cut_in_the_middle_and_saved_whole(ws: Workspace) -> None
     (ws.folder / "bytes").write_bytes(whole)
     line = "head -c 100001 bytes; sleep 0.1; tail -c +100002 bytes"
     result = ws.call("bash", command=line)
-    content, saved = str(result.content), Path(result.details["saved"])
+    content = str(result.content)
+    saved = Path(result.details["saved"])
     assert content == f"(binary output of {len(whole):,} bytes, not shown; all are in {saved})"
     assert saved.read_bytes() == whole
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (saved, saved.parent)]
     assert modes == [0o600, 0o700]
     result = ws.call("bash", command="head -c 16200 /dev/zero | tr '\\0' x")
-    assert result.content == "x" * 16200 and not result.details["saved"]
+    assert result.content == "x" * 16200
+    assert not result.details["saved"]
     result = ws.call("bash", command="head -c 16201 /dev/zero | tr '\\0' x")
     assert "[1 characters are not shown; all are in " in str(result.content)
     assert Path(result.details["saved"]).stat().st_size == 16201
@@ -125,14 +132,20 @@ def test_a_long_output_is_cut_at_line_ends_with_the_numbers_of_the_missing_lines
 ) -> None:
     result = ws.call("bash", command="seq -f 'line %.0f of the log' 4001; exit 3")
     head, marker, tail = str(result.content).split("\n\n")
-    first, last = len(head.splitlines()) + 1, 4001 - len(tail.splitlines()[:-1])
+    first = len(head.splitlines()) + 1
+    last = 4001 - len(tail.splitlines()[:-1])
     place = f"all are in {result.details['saved']}: grep it, or read it with offset {first}"
     assert marker == f"[lines {first}-{last} of 4001 are not shown; {place}]"
     assert head.endswith(f"\nline {first - 1} of the log")
     assert tail.startswith(f"line {last + 1} of the log\n")
     assert tail.endswith("line 4001 of the log\n[exit code 3]")
-    assert 1.8 < len(tail) / len(head) < 2.2 and len(head + tail) < 16_500
-    read_on = Workspace(ws.folder, read)("read", path=result.details["saved"], offset=first)
+    assert 1.8 < len(tail) / len(head) < 2.2
+    assert len(head + tail) < 16_500
+    read_on = Workspace(ws.folder, read)(
+        "read",
+        path=result.details["saved"],
+        offset=first,
+    )
     assert read_on.startswith(f"{first}\tline {first} of the log\n")
 
 
@@ -179,7 +192,8 @@ def test_an_interactive_rebase_does_not_report_a_success(ws: Workspace) -> None:
     commit = "git -c user.name=a -c user.email=b commit -q --allow-empty -m"
     ws("bash", command=f"git init -q && {commit} one && {commit} two && {commit} three")
     result = ws.call("bash", command="git rebase -i HEAD~2")
-    assert result.is_error and "problem with the editor 'false'" in str(result.content)
+    assert result.is_error
+    assert "problem with the editor 'false'" in str(result.content)
     ws("bash", command=f"{commit} four --amend && git merge HEAD~1")
 
 
@@ -214,14 +228,16 @@ def test_what_is_shown_of_an_output(name: str) -> None:
 def test_what_is_saved_of_an_output_is_bounded(size: int) -> None:
     """In pieces that end before, at and behind the bound; the tail that is shown is the newest."""
     for bound in (100_000, 2 * 65536, 28_001):
-        output, sent = Output(max_saved=bound), b"".join(b"%07d\n" % n for n in range(40_000))
+        output = Output(max_saved=bound)
+        sent = b"".join(b"%07d\n" % n for n in range(40_000))
         for start in range(0, len(sent), size):
             output.add(sent[start : start + size])
         output.close()
         assert Path(output.saved).read_bytes() == sent[:bound]
         place = f"the first {bound:,} bytes of 320,000 are in {output.saved}: grep it"
         assert place in output.text()
-        assert output.text().endswith("0039999") and output.bytes == 320_000
+        assert output.text().endswith("0039999")
+        assert output.bytes == 320_000
         os.unlink(output.saved)
 
 
@@ -271,17 +287,26 @@ def test_a_full_disk_costs_the_saved_output_alone(ws: Workspace, way: str) -> No
         pytest.skip("only root can mount a disk")
     argv = [*prefix, sys.executable, "-c", SAVING, set_up]
     env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(argv, cwd=ws.folder, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        argv,
+        cwd=ws.folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     rows = done.stdout.splitlines()
     is_error, size = rows[0].split()
-    assert is_error == "False" and 0.8 * room <= int(size) <= room
+    assert is_error == "False"
+    assert 0.8 * room <= int(size) <= room
     note = f"the first {int(size):,} bytes of 6,888,904 are in "
-    assert note in done.stdout and "\nthe end\n" in done.stdout
+    assert note in done.stdout
+    assert "\nthe end\n" in done.stdout
     assert rows[-1] == "and the next one works"
 
 
-# ---- time-outs -------------------------------------------------------------------------------------------
+# ---- time-outs -----------------------------------------------------------------------------------
 
 
 ENDLESS = {
@@ -311,11 +336,12 @@ def test_a_timeout_ends_all_of_a_command(ws: Workspace, mark: str, name: str) ->
     note += "CMD > log 2>&1 &. Only if it is slow: timeout up to 600.]"
     assert note in content if name == "output without end" else content == f"a\n{note}"
     assert len(content) < 30_000
-    assert result.is_error and result.details["cause"] == "timeout"
+    assert result.is_error
+    assert result.details["cause"] == "timeout"
     gone(mark)
 
 
-# ---- what goes on in the background ----------------------------------------------------------------------
+# ---- what goes on in the background --------------------------------------------------------------
 
 
 BACKGROUND = {
@@ -332,7 +358,8 @@ BACKGROUND = {
 def test_a_background_child_holds_no_result_up(ws: Workspace, mark: str, name: str) -> None:
     with promptly():
         result = ws.call("bash", command=BACKGROUND[name])
-    assert "hi" in str(result.content)[:100_000] and not result.is_error
+    assert "hi" in str(result.content)[:100_000]
+    assert not result.is_error
     if result.details["saved"]:
         os.unlink(result.details["saved"])
 
@@ -351,13 +378,23 @@ print(len(processes(os.environ[MARK])))
 
 @pytest.mark.parametrize("end", ["raise ValueError", "os.kill(os.getpid(), 2)"])
 def test_a_background_child_ends_with_us(tmp_path: Path, mark: str, end: str) -> None:
-    argv, env = [sys.executable, "-c", LEAVING + end], os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(argv, cwd=tmp_path, stdout=subprocess.PIPE, env=env, timeout=120)
+    argv = [sys.executable, "-c", LEAVING + end]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        argv,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        env=env,
+        timeout=120,
+    )
     assert int(done.stdout) >= 3
     gone(mark)
 
 
-@pytest.mark.parametrize("sandbox", ["auto", pytest.param("off", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "sandbox",
+    ["auto", pytest.param("off", marks=pytest.mark.slow)],
+)
 def test_kill_9_leaves_no_command_and_a_new_start_clears_up(tmp_path: Path, sandbox: str) -> None:
     sleeps = [f"sleep {number}" for number in (301, 302, 303)]
     line = f"{sleeps[0]} & (setsid {sleeps[1]} &); seq 1 50000; {sleeps[2]}; true"
@@ -375,9 +412,11 @@ def test_kill_9_leaves_no_command_and_a_new_start_clears_up(tmp_path: Path, sand
             gone(killed.mark)
         finally:
             killed.stop()
-        temporary, name = set(living.temp.iterdir()), f"coder-{living.child.pid}-"
+        temporary = set(living.temp.iterdir())
+        name = f"coder-{living.child.pid}-"
         of_the_living = {path for path in temporary if path.name.startswith(name)}
-        assert len(temporary - of_the_living) == 1 and bool(of_the_living) == (sandbox == "auto")
+        assert len(temporary - of_the_living) == 1
+        assert bool(of_the_living) == (sandbox == "auto")
         assert OneShot(tmp_path, server, "--sandbox", "on", "hi").end() == 0
         assert set(living.temp.iterdir()) == of_the_living
 
@@ -389,19 +428,24 @@ def test_a_server_in_the_background_lives_on_after_its_call(ws: Workspace, mark:
         ws.call("bash", command="setsid sleep 301 > log 2>&1 & sleep 303 &")
         ws.call("bash", command="setsid sleep 300 & sleep 300", timeout=1)
         until(lambda: not running(mark, "sleep 300"))
-        assert running(mark, "sleep 301") and running(mark, "sleep 303") and other.poll() is None
+        assert running(mark, "sleep 301")
+        assert running(mark, "sleep 303")
+        assert other.poll() is None
     finally:
         other.kill()
         other.wait()
 
 
-# ---- no terminal, no input, no secrets -------------------------------------------------------------------
+# ---- no terminal, no input, no secrets -----------------------------------------------------------
 
 
 @pytest.mark.case("PRC-07")
 def test_a_command_has_no_input_and_keys_wait_for_the_next_prompt(tmp_path: Path) -> None:
     line = "cat; echo end of input; until [ -e go ]; do sleep 0.01; done"
-    with serve(command(line), FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+    with (
+        serve(command(line), FINE) as server,
+        Terminal(tmp_path, server, "-y") as terminal,
+    ):
         terminal.enter("hello")
         terminal.expect("end of input")
         terminal.type("abc")
@@ -425,13 +469,17 @@ def test_a_command_has_no_terminal_and_asks_for_no_password(tmp_path: Path) -> N
         "read x </dev/tty; printf 'in your\\nface' >/dev/tty",
     ]
     calls = Reply(calls=[("bash", {"command": line}) for line in lines])
-    with serve(calls, FINE) as server, Terminal(tmp_path, server, "-y") as terminal:
+    with (
+        serve(calls, FINE) as server,
+        Terminal(tmp_path, server, "-y") as terminal,
+    ):
         with promptly():
             terminal.say("hello")
         results = server.requests[-1]["messages"][-3:]
         first, second, third = (message["content"] for message in results)
         assert first.endswith("username=\npassword=")  # the program that asks says nothing
-        assert "EOFError" in second and third.count("1: /dev/tty: ") == 2
+        assert "EOFError" in second
+        assert third.count("1: /dev/tty: ") == 2
         assert "in your\r\nface" not in terminal.output
         assert "Username for" not in terminal.output
 
@@ -446,7 +494,8 @@ def test_pagers_and_editors_do_not_wait(ws: Workspace) -> None:
         assert "empty commit message" in str(ws.call("bash", command=commit, timeout=8).content)
 
 
-# Rows for each of the words that docs/security.md names: alone, at the end, in the middle, in other spellings.
+# Rows for each of the words that docs/security.md names: alone, at the end, in the middle, in other
+# spellings.
 SECRETS = {
     "key": "OPENAI_API_KEY KEY apikey AWS_ACCESS_KEY_ID SSH_KEY_1",
     "token": "GITHUB_TOKEN TOKEN npm_config__authToken SLACK_TOKENS",
@@ -483,7 +532,10 @@ HARMLESS = """EDITION=2 SSH_AUTH_SOCK=/run/agent GIT_AUTHOR_NAME=me LC_ALL=C.UTF
 
 
 def test_secrets_do_not_reach_commands(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = dict.fromkeys(" ".join(SECRETS.values()).split(), "canary")
+    given = dict.fromkeys(
+        " ".join(SECRETS.values()).split(),
+        "canary",
+    )
     given |= dict.fromkeys(STEERING.split(), "/canary")
     given |= {f"SERVICE_{number}": url for number, url in enumerate(ADDRESSES.split())}
     given |= dict(line.split("=", 1) for line in HARMLESS.split())

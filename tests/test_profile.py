@@ -1,4 +1,5 @@
-"""The request side of the model call: what each server and model family is sent, and parameters that servers reject."""
+"""The request side of the model call: what each server and model family is sent, and parameters
+that servers reject."""
 
 from __future__ import annotations
 
@@ -24,22 +25,29 @@ from tests.harness import FAST, ask, assert_all_valid, drive, quick, types
 from tests.test_wire import chunk, stream
 
 ANY = "https://api.example.com/v1"
-OPENAI, MISTRAL = "https://api.openai.com/v1", "https://api.mistral.ai/v1"
+OPENAI = "https://api.openai.com/v1"
+MISTRAL = "https://api.mistral.ai/v1"
 GEMINI = "https://generativelanguage.googleapis.com/v1beta/openai"
-KIMI, QWEN = "https://api.moonshot.ai/v1", "https://api.siliconflow.cn/v1"
+KIMI = "https://api.moonshot.ai/v1"
+QWEN = "https://api.siliconflow.cn/v1"
 LEVELS = ("minimal", "low", "medium", "high", "xhigh")
 NUMBERS = count()
 
 
 def serve(*replies: Reply | Callable[[Body], Reply]) -> ScriptedServer:
-    """A server with an address of its own: a later one may get its port, and what it refused is remembered by address."""
+    """A server with an address of its own: a later one may get its port, and what it refused is
+    remembered by address."""
     server = harness.serve(*replies)
     server.url = f"http://127.0.0.1:{server.port}/{next(NUMBERS)}/v1"
     return server
 
 
 def call(call_id: str, name: str = "look", **more: Any) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}} | more
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": "{}"},
+    } | more
 
 
 def calling(*calls: dict[str, Any], **more: Any) -> Message:
@@ -74,7 +82,13 @@ def body_for(base_url: str = ANY, name: str = "m", profile: Any = None, **reques
     chat = ChatModel(name, base_url=base_url, api_key="k", profile=profile)
     messages = request.pop("messages", [said("go")])
     made: Body = json.loads(
-        chat.encoder.encode(Request(messages, request.pop("tools", []), **request))
+        chat.encoder.encode(
+            Request(
+                messages,
+                request.pop("tools", []),
+                **request,
+            )
+        )
     )
     return made
 
@@ -93,7 +107,7 @@ class Options(Hooks):
         request.options |= self.options
 
 
-# ---- what is sent to whom ----------------------------------------------------------------------------------
+# ---- what is sent to whom ------------------------------------------------------------------------
 
 IDS = {
     "dotted": "functions.look:0",
@@ -130,7 +144,8 @@ def facts(base_url: str, name: str, **profile: Any) -> dict[str, Any]:
         )
         return made
 
-    with_options, plain = body(temperature=0.5, max_tokens=9, parallel_tool_calls=False), body()
+    with_options = body(temperature=0.5, max_tokens=9, parallel_tool_calls=False)
+    plain = body()
     assistant, calls, *_ = of_role(plain, "assistant")
     return {
         "members": plain.keys() - {"model", "messages", "tools", "stream"},
@@ -183,7 +198,8 @@ PLAIN = {
 }
 NO_TEMPERATURE = options("max_completion_tokens parallel_tool_calls")
 RENAMED = options("temperature max_completion_tokens parallel_tool_calls")
-TAME, NO_XHIGH = effort(minimal="low", xhigh="high"), effort(xhigh="high")
+TAME = effort(minimal="low", xhigh="high")
+NO_XHIGH = effort(xhigh="high")
 NINE: dict[str, Any] = {"ids": {"nine"}, "roles": "suaatttttau"}
 FORTY = {"ids": {"dotted", "underscored", "nine"}}
 NO_ECHO: dict[str, Any] = {"echoed": set()}
@@ -193,11 +209,25 @@ SWITCHED = always(thinking={"type": "enabled"})
 TEMPLATE = always(chat_template_kwargs={"enable_thinking": True})
 TEMPLATE_V3 = always(chat_template_kwargs={"thinking": True})
 QWEN_BUDGET = by_level(lambda _, n: {"enable_thinking": True, "thinking_budget": n})
-CLAUDE = by_level(lambda _, n: {"thinking": {"type": "enabled", "budget_tokens": max(1024, n)}})
+CLAUDE = by_level(
+    lambda _, n: {
+        "thinking": {
+            "type": "enabled",
+            "budget_tokens": max(1024, n),
+        }
+    }
+)
 ROUTED = by_level(lambda level, _: {"reasoning": {"effort": level}})
 GOOGLE = {**NO_XHIGH, "named": True, **options("temperature max_tokens")}
 HIGH = effort(minimal="high", low="high", medium="high", xhigh="high")
-OF_MISTRAL = {**NINE, **NO_ECHO, **HIGH, **members(), "content": "", "named": True}
+OF_MISTRAL = {
+    **NINE,
+    **NO_ECHO,
+    **HIGH,
+    **members(),
+    "content": "",
+    "named": True,
+}
 OF_OPENAI = {**CACHED, **FORTY, **NO_ECHO}
 FEW_ECHOES = {"echoed": {"reasoning_details", "extra_content"}}
 OLLAMA = {**TAME, "content": ""}
@@ -275,17 +305,29 @@ def test_the_plain_form_has_nothing_that_is_not_needed() -> None:
     }
 
 
-# ---- every field can be overridden ------------------------------------------------------------------------
+# ---- every field can be overridden ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("base_url", "profile", "differences"),
     [
-        (ANY, {"reasoning": {"a": {"b": "$effort"}}}, by_level(lambda w, _: {"a": {"b": w}})),
+        (
+            ANY,
+            {"reasoning": {"a": {"b": "$effort"}}},
+            by_level(lambda w, _: {"a": {"b": w}}),
+        ),
         (QWEN, {"least_budget": 9999}, always(enable_thinking=True, thinking_budget=9999)),
         (ANY, {"empty_content": "absent"}, {"content": "absent"}),
-        (MISTRAL, {"ids": "", "strict_turns": False}, {"ids": {*IDS}, "roles": "suaatttttuuu"}),
-        (MISTRAL, {"echoed": ["reasoning", "think_tag"]}, {"echoed": {"reasoning"}, **TAGGED}),
+        (
+            MISTRAL,
+            {"ids": "", "strict_turns": False},
+            {"ids": {*IDS}, "roles": "suaatttttuuu"},
+        ),
+        (
+            MISTRAL,
+            {"echoed": ["reasoning", "think_tag"]},
+            {"echoed": {"reasoning"}, **TAGGED},
+        ),
     ],
 )
 def test_the_user_can_override_fields(
@@ -309,7 +351,7 @@ def test_an_override_that_does_not_fit_is_an_error_at_once(profile: Any, text: s
         ChatModel("m", base_url=ANY, profile=profile)
 
 
-# ---- parameters that the server rejects ----------------------------------------------------------------------
+# ---- parameters that the server rejects ----------------------------------------------------------
 
 # More requests than any of these tests makes: a fault must not become an endless loop
 MAX_ASKED = 12
@@ -350,7 +392,10 @@ NO_SUCH_TEMPERATURE = (
     "Unsupported value: 'temperature' does not support 0.5 with this model. "
     "Only the default (1) value is supported."
 )
-CACHE = {"model": {"profile": {"cache_key": True}}, "tools": Toolset(session_id="s")}
+CACHE = {
+    "model": {"profile": {"cache_key": True}},
+    "tools": Toolset(session_id="s"),
+}
 SWITCH = {"profile": {"reasoning": {"thinking": {"type": "enabled"}}}}
 HIGHLY: dict[str, Any] = {"reasoning": "high"}
 Dropped = tuple[str, dict[str, Any], bool]  # a member, the options of the run, was it asked for?
@@ -366,11 +411,17 @@ AT_ECHO = FORBIDDEN | {"loc": ["body", "messages", 1, "assistant", "reasoning_de
 
 # what the server answers, and what is dropped
 REJECTIONS: dict[str, tuple[Reply, str, dict[str, Any], bool]] = {
-    "Mistral": (answer({"object": "error", "message": {"detail": [FORBIDDEN]}}, 422), *USAGE),
+    "Mistral": (
+        answer({"object": "error", "message": {"detail": [FORBIDDEN]}}, 422),
+        *USAGE,
+    ),
     "FastAPI": (answer({"detail": [FORBIDDEN]}, 422), *USAGE),
     "a part": (refusal("Unrecognized request argument supplied: include_usage"), *USAGE),
     "inside a stream": (Reply(chunks=[IN_STREAM]), *USAGE),
-    "Gemini": (answer([{"error": {"code": 400, "message": GEMINI_UNKNOWN}}]), *CACHE_KEY),
+    "Gemini": (
+        answer([{"error": {"code": 400, "message": GEMINI_UNKNOWN}}]),
+        *CACHE_KEY,
+    ),
     "OpenAI temperature": (refusal(NO_SUCH_TEMPERATURE, "temperature"), *WARM),
     "OpenAI": (refusal("Unrecognized request argument supplied: reasoning_effort"), *EFFORT),
     "Groq": (refusal("`reasoning_effort` must be one of `none` or `default`"), *EFFORT),
@@ -387,7 +438,10 @@ def test_a_parameter_that_the_server_names_is_dropped_and_the_answer_comes(case:
     saying, member, options, asked_for = REJECTIONS[case]
 
     def run(server: ScriptedServer) -> tuple[list[Event], RunResult]:
-        return ask(server, **options | {"messages": copy.deepcopy(options.get("messages", []))})
+        return ask(
+            server,
+            **options | {"messages": copy.deepcopy(options.get("messages", []))},
+        )
 
     def without(value: dict[str, Any]) -> dict[str, Any]:
         return {name: each for name, each in value.items() if name != member}
@@ -395,9 +449,13 @@ def test_a_parameter_that_the_server_names_is_dropped_and_the_answer_comes(case:
     def notices(events: list[Event]) -> list[str]:
         return [event.text for event in events if isinstance(event, Notice)]
 
-    with serve(until_without(member, saying)) as server, serve(Reply("x")) as other:
+    with (
+        serve(until_without(member, saying)) as server,
+        serve(Reply("x")) as other,
+    ):
         events, end = run(server)
-        assert end.text == "fine" and len(server.requests) == 2
+        assert end.text == "fine"
+        assert len(server.requests) == 2
         first, second = server.requests
         assert has(first, member)
         assert second == without(first) | {"messages": [*map(without, first["messages"])]}
@@ -405,7 +463,8 @@ def test_a_parameter_that_the_server_names_is_dropped_and_the_answer_comes(case:
         said = [f"The server rejects {member!r}; it is no longer sent."] * asked_for
         assert notices(events) == said
         again, end = run(server)
-        assert end.text == "fine" and len(server.requests) == 3, "a second model knows it already"
+        assert end.text == "fine", "a second model knows it already"
+        assert len(server.requests) == 3, "a second model knows it already"
         assert notices(again) == []
         run(other)
         assert has(other.requests[0], member), "another server may take it"
@@ -424,7 +483,13 @@ def test_an_output_limit_that_is_rejected_goes_out_under_its_other_name(given: s
 
 BACK = "The reasoning_content in the thinking mode must be passed back to the API."
 STRANGE_CODE = {"message": "stream_options is not supported", "code": "invalid_api_key"}
-CALLED = {"messages": [said("a"), calling(call("a")), result("a")]}
+CALLED = {
+    "messages": [
+        said("a"),
+        calling(call("a")),
+        result("a"),
+    ]
+}
 ANSWERED: dict[str, Any] = {"messages": THOUGHT}
 
 
@@ -440,14 +505,19 @@ ANSWERED: dict[str, Any] = {"messages": THOUGHT}
         (refusal('"m" does not support thinking'), {}),
         (answer({"detail": "stream_options"}, 401), {}),
         (answer({"error": STRANGE_CODE}), {}),
-        (refusal("Something"), {"hooks": Options(logit_bias={50256: -100})}),
+        (
+            refusal("Something"),
+            {"hooks": Options(logit_bias={50256: -100})},
+        ),
     ],
 )
 def test_an_error_that_names_no_parameter_is_final(saying: Reply, options: dict[str, Any]) -> None:
     with serve(saying) as server:
         options = options | {"messages": copy.deepcopy(options.get("messages", []))}
         events, end = ask(server, **options)
-    assert end.error and end.stop_reason == "error" and len(server.requests) == 1
+    assert end.error
+    assert end.stop_reason == "error"
+    assert len(server.requests) == 1
     assert not {"retry", "notice"} & {*types(events)}
 
 
@@ -455,18 +525,36 @@ def test_an_answer_that_began_is_not_asked_for_again() -> None:
     half = stream(chunk(content="half"), done=False)
     with serve(Reply(chunks=[*half, IN_STREAM])) as server:
         _, end = ask(server)
-    assert end.error and len(server.requests) == 1
+    assert end.error
+    assert len(server.requests) == 1
 
 
-# ---- messages ----------------------------------------------------------------------------------------------
+# ---- messages ------------------------------------------------------------------------------------
 
 
 def test_strict_turns_put_an_answer_between_a_result_and_the_user() -> None:
-    first, second = [calling(call("a")), result("a")], [calling(call("b")), result("b")]
-    history = [said("go"), *first, said("stop"), said("now"), *second, said("next")]
+    first = [calling(call("a")), result("a")]
+    second = [calling(call("b")), result("b")]
+    history = [
+        said("go"),
+        *first,
+        said("stop"),
+        said("now"),
+        *second,
+        said("next"),
+    ]
     between = said("Understood.", "assistant")
-    strict = [said("go"), *first, between, said("stop\n\nnow"), *second, between, said("next")]
-    assert sent(history, strict_turns=True) == strict and sent(history) == history
+    strict = [
+        said("go"),
+        *first,
+        between,
+        said("stop\n\nnow"),
+        *second,
+        between,
+        said("next"),
+    ]
+    assert sent(history, strict_turns=True) == strict
+    assert sent(history) == history
 
 
 @quick
@@ -481,7 +569,11 @@ def say(text: str) -> str:
 
 def test_each_turn_has_its_own_pictures_and_a_user_message_comes_behind_them() -> None:
     second = [words("x"), picture("B"), words("y")]
-    history = [calling(call("a")), result("a", [picture("A")]), calling(call("b"))]
+    history = [
+        calling(call("a")),
+        result("a", [picture("A")]),
+        calling(call("b")),
+    ]
     history += [result("b", second), said("and?")]
     made = sent(history)
     texts = [m["content"] for m in made if m["role"] == "tool"]
@@ -490,7 +582,12 @@ def test_each_turn_has_its_own_pictures_and_a_user_message_comes_behind_them() -
     strict = sent(history, strict_turns=True)
     assert [m["role"][0] for m in strict] == ["a", "t", "a", "u", "a", "t", "a", "u"]
     assert strict[-1]["content"][1:] == [picture("B"), words("and?")]
-    assert sent([calling(call("a")), result("a", [words("x")])])[1:] == [result("a", "x")]
+    assert sent(
+        [
+            calling(call("a")),
+            result("a", [words("x")]),
+        ]
+    )[1:] == [result("a", "x")]
 
 
 def ids_of(messages: list[Message]) -> list[str]:
@@ -503,7 +600,8 @@ def test_ids_that_do_not_match_are_replaced_alike_in_call_and_result(pattern: st
     given = [*IDS.values()]
     history = [calling(*map(call, given)), *map(result, given)]
     made = ids_of(sent(history, ids=pattern))
-    assert made[:5] == made[5:] and len({*made}) == 5
+    assert made[:5] == made[5:]
+    assert len({*made}) == 5
     assert all(re.fullmatch(pattern, each) for each in made[:5])
     for new, old in zip(made, IDS.values()):
         assert new == old or not re.fullmatch(pattern, old)
@@ -522,11 +620,18 @@ EVERYTHING: dict[str, Any] = {
 
 def step(number: int) -> Reply:
     """Thoughts and two calls at once; in every other step some text."""
-    calls = [("look", {"name": str(number)}), ("say", {"text": f"{number} of 4"})]
+    calls = [
+        ("look", {"name": str(number)}),
+        ("say", {"text": f"{number} of 4"}),
+    ]
     return Reply("On it." if number % 2 else "", calls, f"think {number}")
 
 
-@pytest.mark.parametrize("profile", [{}, EVERYTHING], ids=["", "all"])
+@pytest.mark.parametrize(
+    "profile",
+    [{}, EVERYTHING],
+    ids=["", "all"],
+)
 def test_each_request_begins_with_the_bytes_of_the_one_before(profile: dict[str, Any]) -> None:
     class Steer(Hooks):
         def get_steering_messages(self) -> list[Message]:
@@ -538,14 +643,22 @@ def test_each_request_begins_with_the_bytes_of_the_one_before(profile: dict[str,
     with serve(*replies, Reply("done"), Reply("done")) as server:
         messages: list[Message] = []
         for prompt in ("go", "more"):
-            ask(server, prompt, [look, say], messages, model, hooks=Steer(), reasoning="low")
+            ask(
+                server,
+                prompt,
+                [look, say],
+                messages,
+                model,
+                hooks=Steer(),
+                reasoning="low",
+            )
         assert_all_valid(server)
     assert len(sent) == 7
     for before, after in pairwise(sent):
         assert after.startswith(before.removesuffix(b"]}"))
 
 
-# ---- what a model thought goes back to it, and to no other ------------------------------------------------
+# ---- what a model thought goes back to it, and to no other ---------------------------------------
 
 
 SIGNED = {"google": {"thought_signature": "c2ln"}}
@@ -559,7 +672,16 @@ THINKING = stream(
     chunk(reasoning_details=[TEXT_DETAIL | {"text": "add.", "signature": "s"}]),
     chunk(reasoning_details=[ENCRYPTED], reasoning_opaque="op"),
     chunk(extra_content=SIGNED, reasoning_opaque="aque"),
-    chunk(tool_calls=[call("a", index=0, extra_content=SIGNED, function=HALF_CALL)]),
+    chunk(
+        tool_calls=[
+            call(
+                "a",
+                index=0,
+                extra_content=SIGNED,
+                function=HALF_CALL,
+            )
+        ]
+    ),
     chunk(tool_calls=[{"index": 0, "function": {"arguments": ': "x"}'}}]),
     chunk("tool_calls"),
 )
@@ -579,19 +701,34 @@ BACK_AGAIN = {
 
 def test_thoughts_and_signatures_go_back_to_the_model_that_had_them_and_to_no_other() -> None:
     messages: list[Message] = []
-    with serve(Reply(chunks=THINKING), Reply("one"), Reply("two"), Reply("three")) as server:
+    with serve(
+        Reply(chunks=THINKING),
+        Reply("one"),
+        Reply("two"),
+        Reply("three"),
+    ) as server:
         for name in ("thinker", "other", "thinker"):
             chat = ChatModel(name, base_url=server.url)
             drive(run_loop(messages, chat, [say], prompt="go", retry=FAST))
         assert_all_valid(server)
     first, second, third = (body["messages"][1] for body in server.requests[1:])
-    assert first == BACK_AGAIN and third == BACK_AGAIN
+    assert first == BACK_AGAIN
+    assert third == BACK_AGAIN
     bare = {name: value for name, value in SIGNED_CALL.items() if name != "extra_content"}
     assert second == {"role": "assistant", "content": None, "tool_calls": [bare]}
     assert messages[1]["reasoning_content"] == "I add.", "the list itself keeps it"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {1, 2}, b"x"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        float("nan"),
+        float("inf"),
+        object(),
+        {1, 2},
+        b"x",
+    ],
+)
 def test_an_option_that_is_no_json_is_an_error_and_nothing_is_sent(value: object) -> None:
     with serve(Reply("x")) as server:
         for options in (
@@ -599,11 +736,13 @@ def test_an_option_that_is_no_json_is_an_error_and_nothing_is_sent(value: object
             {"model": {"extra_body": {"deep": [{"er": value}]}}},
         ):
             _, end = ask(server, **options)
-            assert end.error and end.error.kind == "bad_request" and "no JSON" in end.text
+            assert end.error
+            assert end.error.kind == "bad_request"
+            assert "no JSON" in end.text
         assert not server.requests
 
 
-# ---- what a request has in common with the one before is encoded once ------------------------------------
+# ---- what a request has in common with the one before is encoded once ----------------------------
 
 
 def a_text_is_changed(messages: list[Message]) -> None:
@@ -655,7 +794,13 @@ def test_each_request_is_what_a_client_without_an_earlier_one_sends(
         except ModelError as error:
             return error.kind
 
-    messages = [said("go"), calling(call("a")), result("a"), said("done", "assistant"), said("on")]
+    messages = [
+        said("go"),
+        calling(call("a")),
+        result("a"),
+        said("done", "assistant"),
+        said("on"),
+    ]
     before = copy.deepcopy(messages)
     chat = ChatModel("m", base_url=ANY, api_key="k")
     encoded(chat)

@@ -1,4 +1,5 @@
-"""Commands and skills as Markdown files: of the user's, and of a project's after a yes for exactly this content."""
+"""Commands and skills as Markdown files: of the user's, and of a project's after a yes for exactly
+this content."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from tests.terminal import OneShot, Terminal
 
 ASKED = "Enter for not now: "
 SKILL = "---\ndescription: How it is deployed\n---\nRun it twice.\n"
-USERS, PROJECTS = "home/.config/coder", "ws/.coder"
+USERS = "home/.config/coder"
+PROJECTS = "ws/.coder"
 
 
 def put(folder: Path, name: str, text: str | bytes) -> Path:
@@ -75,13 +77,15 @@ def test_the_words_of_the_user_take_their_places(text: str, words: str, filled: 
 )
 def test_odd_front_matter_is_passed_over(text: str, head: dict[str, str], body: str) -> None:
     front, found = split_front_matter(text)
-    assert (read_front_matter(front or ""), found) == (head, body)
+    assert read_front_matter(front or "") == head
+    assert found == body
 
 
 def test_what_is_unseen_is_made_visible_and_no_byte_does_harm(tmp_path: Path) -> None:
     data = b"---\r\ndescription: a\x1b[2J\r\n---\r\nDo\xff \xe2\x80\xaeit.\r\n"
     made = read_prompt_file(put(tmp_path, "x.md", data))
-    assert (made.description, made.text) == ("a<U+001B>[2J", "Do� <U+202E>it.")
+    assert made.description == "a<U+001B>[2J"
+    assert made.text == "Do� <U+202E>it."
 
 
 def fifo(path: Path) -> None:
@@ -99,14 +103,19 @@ def grow(path: Path, size: int) -> None:
     os.truncate(path, size)
 
 
-COMMAND, A_SKILL = "commands/a.md", "skills/a/SKILL.md"
+COMMAND = "commands/a.md"
+A_SKILL = "skills/a/SKILL.md"
 LEFT_OUT: list[tuple[str, Callable[[Path], object], str]] = [
     ("commands/a b.md", Path.touch, "letters, digits"),
     ("commands/a\x1b[2J\n.md", Path.touch, "letters, digits"),
     (COMMAND, lambda path: path.write_text("---\na: b\n---\n"), "no text"),
     (COMMAND, lambda path: grow(path, MAX_FILE + 1), "at most"),
     (COMMAND, fifo, "no regular file"),
-    (COMMAND, lambda path: (path.unlink(), path.mkdir()), "no regular file"),
+    (
+        COMMAND,
+        lambda path: (path.unlink(), path.mkdir()),
+        "no regular file",
+    ),
     (COMMAND, lambda path: link(path, "none/a.md"), "no regular file"),
     (COMMAND, lambda path: link(path, "../../../a.md"), "leads elsewhere"),
     (COMMAND, lambda path: link(path, "../../.env"), "leads elsewhere"),
@@ -130,7 +139,10 @@ def test_what_cannot_be_judged_is_left_out_with_a_sentence(
     put(tmp_path, "a.md", SKILL), put(tmp_path, "ws/.env", "K=1")
     change(put(tmp_path / PROJECTS, name, SKILL))
     files, [problem] = loaded(tmp_path, tmp_path / "none")
-    assert not files.commands and not files.skills and reason in problem and problem.isprintable()
+    assert not files.commands
+    assert not files.skills
+    assert reason in problem
+    assert problem.isprintable()
 
 
 def test_of_a_project_only_so_many_files_count(tmp_path: Path) -> None:
@@ -139,7 +151,8 @@ def test_of_a_project_only_so_many_files_count(tmp_path: Path) -> None:
         put(tmp_path, f"commands/own{number}.md", "Do it.")
         put(tmp_path / PROJECTS, f"commands/other{number}.md", "Do it.")
     files, [problem] = loaded(tmp_path, tmp_path)
-    assert len(files.commands) == 250 + 200 and problem.startswith("Only 200 files of ")
+    assert len(files.commands) == 250 + 200
+    assert problem.startswith("Only 200 files of ")
 
 
 @pytest.mark.parametrize("change", ["SKILL.md", "scripts/run", "new", ".hidden/x"])
@@ -149,13 +162,16 @@ def test_an_answer_is_for_all_files_of_a_skill(tmp_path: Path, change: str) -> N
 
     answers = tmp_path / "a/answers.json"
     put(tmp_path, "ws/skills/a/SKILL.md", SKILL), put(tmp_path, "ws/skills/a/scripts/run", "ls")
-    assert [each.answer for each in load().unanswered()] == [""] and not load().section
+    assert [each.answer for each in load().unanswered()] == [""]
+    assert not load().section
     for answer in ("no", "yes"):
         load().answer([*load().skills.values()], answer)
-        assert not load().unanswered() and bool(load().section) == (answer == "yes")
+        assert not load().unanswered()
+        assert bool(load().section) == (answer == "yes")
     assert answers.stat().st_mode & 0o777 == 0o600
     put(tmp_path / "ws/skills/a", change, SKILL + "x")
-    assert [each.answer for each in load().unanswered()] == ["changed"] and not load().section
+    assert [each.answer for each in load().unanswered()] == ["changed"]
+    assert not load().section
     answers.write_text("[broken")
     assert load().unanswered()
 
@@ -169,9 +185,11 @@ def test_a_command_is_entered_as_words_and_takes_no_name_that_is_taken(tmp_path:
     put(tmp_path / PROJECTS, "commands/fix.md", "another")
     with serve(Reply("done")) as server, Terminal(tmp_path, server) as session:
         listed = session.say("/help")
-        assert "The added command /exit is ignored" in listed and "mend it" in listed
+        assert "The added command /exit is ignored" in listed
+        assert "mend it" in listed
         session.say("/fix 'it now'")
-        assert entered(server) == ["!touch it now"] and not (session.ws / "it now").exists()
+        assert entered(server) == ["!touch it now"]
+        assert not (session.ws / "it now").exists()
 
 
 def test_one_task_can_be_a_command(tmp_path: Path) -> None:
@@ -191,10 +209,15 @@ def test_a_projects_command_is_shown_and_entered_after_a_yes_for_it(tmp_path: Pa
     with serve(Reply("done")) as server:
         with Terminal(tmp_path, server) as session:
             assert re.search(r"/fix +Fix \$1\. \(this project\)", session.say("/help"))
-            for answer, times in (("\r", 0), ("n", 0), ("y", 1)):
+            for answer, times in (
+                ("\r", 0),
+                ("n", 0),
+                ("y", 1),
+            ):
                 session.enter("/fix it")
                 shown = session.expect(ASKED)
-                assert ".coder/commands/fix.md" in shown and "is <hidden><U+202E>" in shown
+                assert ".coder/commands/fix.md" in shown
+                assert "is <hidden><U+202E>" in shown
                 session.settled()
                 session.type(answer)
                 session.prompt()
@@ -205,7 +228,8 @@ def test_a_projects_command_is_shown_and_entered_after_a_yes_for_it(tmp_path: Pa
         with Terminal(tmp_path, server) as session:
             session.enter("/fix it")
             shown = session.expect(ASKED)
-            assert "has changed since your answer" in shown and "more characters" in shown
+            assert "has changed since your answer" in shown
+            assert "more characters" in shown
             session.ctrl_c()
             session.prompt()
             assert len(server.requests) == 2
@@ -218,15 +242,23 @@ def test_a_skill_is_named_in_each_prompt_and_read_without_a_question(tmp_path: P
     path = put(tmp_path / "home", ".agents/skills/deploy/SKILL.md", SKILL)
     put(tmp_path, "outside.md", "secret")
     (path.parent / "link.md").symlink_to(tmp_path / "outside.md")
-    read = [("read", {"path": str(path)}), ("read", {"path": str(path.parent / "link.md")})]
+    read = [
+        ("read", {"path": str(path)}),
+        ("read", {"path": str(path.parent / "link.md")}),
+    ]
     task = [("task", {"description": "d", "prompt": "p"})]
-    with serve(Reply(calls=read), Reply(calls=task), Reply("done")) as server:
+    with serve(
+        Reply(calls=read),
+        Reply(calls=task),
+        Reply("done"),
+    ) as server:
         with OneShot(tmp_path, server, "go") as session:
             session.child.communicate()
         first, second, child, last = map(system, server.requests)
         assert first == second == last != child
         assert all(f"\n- deploy: How it is deployed ({path})" in each for each in (first, child))
-        assert "Run it twice." in results(server)[0] and "needs permission" in results(server)[1]
+        assert "Run it twice." in results(server)[0]
+        assert "needs permission" in results(server)[1]
         with OneShot(tmp_path, server, "go", "--system-prompt", "Be brief.") as session:
             session.child.communicate()
         assert system(server.requests[-1]) == "Be brief."
@@ -246,7 +278,8 @@ def test_a_projects_skill_counts_after_a_yes_and_is_asked_about_once(tmp_path: P
             for entry, answer in (("go", "\x03"), ("/skills", "y")):
                 session.enter(entry)
                 shown = session.expect(ASKED)
-                assert "Run it twice." in shown and "1 more files" in shown
+                assert "Run it twice." in shown
+                assert "1 more files" in shown
                 assert ("(not used)" in shown) == (entry == "/skills")
                 session.settled()
                 session.type(answer)

@@ -1,4 +1,5 @@
-"""Real servers' answers, byte for byte, through ChatModel and the loop: what each has to come out as.
+"""Real servers' answers, byte for byte, through ChatModel and the loop: what each has to come out
+as.
 
 The cases and their format: tests/data/quirks.jsonl; each names the quirk and a public report of it.
 """
@@ -30,7 +31,8 @@ OTHERWISE = {
 }
 
 
-# Whole answers in the forms that providers have, written by hand; and recorded ones, which are no part of the repository
+# Whole answers in the forms that providers have, written by hand; and recorded ones, which are no
+# part of the repository
 WRITTEN = Path(__file__).parent / "data" / "recorded.jsonl"
 FILE = Path(__file__).parents[2] / "shared" / "corpora" / "recorded.jsonl"
 RECORDED = [json.loads(line) for each in (WRITTEN, FILE) if each.is_file() for line in each.open()]
@@ -54,9 +56,17 @@ def reply(case: dict[str, Any]) -> Reply:
     """The case as an answer of the test server: its writes, pauses and its way to close."""
     encoding = case.get("encoding", "utf-8")
     encode = base64.b64decode if encoding == "base64" else lambda text: text.encode(encoding)
-    chunks, headers = [encode(text) for text in case["body_chunks"]], case.get("headers") or {}
-    close, pace = case.get("close", "eof"), case.get("pause_ms", 3) / 1000
-    return Reply(status=case["status"], headers=headers, chunks=chunks, close=close, pace=pace)
+    chunks = [encode(text) for text in case["body_chunks"]]
+    headers = case.get("headers") or {}
+    close = case.get("close", "eof")
+    pace = case.get("pause_ms", 3) / 1000
+    return Reply(
+        status=case["status"],
+        headers=headers,
+        chunks=chunks,
+        close=close,
+        pace=pace,
+    )
 
 
 def play(case: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +104,8 @@ def play(case: dict[str, Any]) -> dict[str, Any]:
     finish = "error" if error else ("tool_calls" if calls else result.stop_reason)
     cut = any("cut at the output limit" in str(m.get("content")) for m in messages)
     if result.stop_reason == "length" or (calls and len(failed) == len(calls) and cut):
-        finish, calls = ("error" if error else "length"), []
+        finish = "error" if error else "length"
+        calls = []
     return {
         "text": message.get("content") or "",
         "tool_calls": calls,
@@ -132,7 +143,14 @@ def differences(case: dict[str, Any], came: dict[str, Any], expect: dict[str, An
         wrong.append(f"took {came['seconds']:.1f} s")
     for path, value in (expect.get("echo") or {}).items():
         found: Any = came["message"]
-        for part in path.replace("[", ".").replace("]", "").split("."):
+        for part in (
+            path.replace("[", ".")
+            .replace(
+                "]",
+                "",
+            )
+            .split(".")
+        ):
             found = found[int(part)] if part.isdigit() else (found or {}).get(part)
         if found != value:
             wrong.append(f"echo {path}: {found!r} for {value!r}")
@@ -142,7 +160,10 @@ def differences(case: dict[str, Any], came: dict[str, Any], expect: dict[str, An
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_an_answer_of_a_real_server_comes_out_right(case: dict[str, Any]) -> None:
     came = play(case)
-    readings = [case["expect"], *({**case["expect"], **change} for change in case.get("alt", []))]
+    readings = [
+        case["expect"],
+        *({**case["expect"], **change} for change in case.get("alt", [])),
+    ]
     if case["strictness"] == "may":
         readings = readings[1:] if case["id"] in OTHERWISE else readings[:1]
     found = [differences(case, came, expect) for expect in readings]
@@ -152,14 +173,25 @@ def test_an_answer_of_a_real_server_comes_out_right(case: dict[str, Any]) -> Non
 
 def test_every_case_of_the_corpus_is_known_by_group() -> None:
     groups = Counter(case["id"].split("-")[0] for case in CASES)
-    assert groups == {"tc": 37, "fr": 23, "ch": 18, "ss": 32, "ht": 30}
+    assert groups == {
+        "tc": 37,
+        "fr": 23,
+        "ch": 18,
+        "ss": 32,
+        "ht": 30,
+    }
     assert Counter(case["strictness"] for case in CASES)["may"] == len(OTHERWISE) + 1
 
 
 @pytest.mark.parametrize("case", RECORDED, ids=case_id)
 def test_a_recorded_answer_comes_out_as_it_was(case: dict[str, Any]) -> None:
     expect = case["expect"]
-    with ScriptedServer([Reply(chunks=[case["body"].encode()]), Reply("(the next)")]) as server:
+    with ScriptedServer(
+        [
+            Reply(chunks=[case["body"].encode()]),
+            Reply("(the next)"),
+        ]
+    ) as server:
         events, result = ask(server)
     if expect["error"]:
         errors = [event.error for event in all_of(Retry, events)] + [result.error]
@@ -167,12 +199,25 @@ def test_a_recorded_answer_comes_out_as_it_was(case: dict[str, Any]) -> None:
         return
     step = all_of(StepEnd, events)[0]
     calls = [call["function"] for call in step.message.get("tool_calls") or []]
-    named = [(call["name"], json.loads(call["arguments"] or "{}")) for call in expect["tool_calls"]]
-    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == named
+    named = [
+        (
+            call["name"],
+            json.loads(call["arguments"] or "{}"),
+        )
+        for call in expect["tool_calls"]
+    ]
+    assert [
+        (
+            call["name"],
+            json.loads(call["arguments"]),
+        )
+        for call in calls
+    ] == named
     assert (step.message["content"] or "") == expect["text"]
     assert step.finish_reason == (expect["finish"] or step.finish_reason)
     # thoughts in parts of the content were not noted
     thoughts = "".join(event.text for event in all_of(ReasoningDelta, events))
     assert thoughts == expect["reasoning"] or '"thinking"' in case["body"]
     if expect["usage"]:
-        assert step.usage == read_usage(expect["usage"]) and step.usage.input > 0
+        assert step.usage == read_usage(expect["usage"])
+        assert step.usage.input > 0

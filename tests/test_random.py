@@ -1,4 +1,5 @@
-"""What holds for every request that is ever sent, group INV of the reliability list, whatever happens in a conversation."""
+"""What holds for every request that is ever sent, group INV of the reliability list, whatever
+happens in a conversation."""
 
 from __future__ import annotations
 
@@ -25,7 +26,12 @@ from coder.types import Limits, Message
 from tests.harness import ask, assert_all_valid, assert_valid, drive, results, serve
 
 SAID = ["", "a word", "two words", "h\ud83dlf", "nul\0", "\U0001f600"]
-ARGUMENTS: list[Any] = [{}, {"text": "x"}, {"text": "\udc00"}, {"other": 1}]
+ARGUMENTS: list[Any] = [
+    {},
+    {"text": "x"},
+    {"text": "\udc00"},
+    {"other": 1},
+]
 ARGUMENTS += ['{"text": "cut', "[]", "null", "", '"twice"']
 BROKEN = [[b"data: {oops\n\n"], [b'data: {"error": {"code": 429}}\n\n'], [b"<html>"], list[bytes]()]
 HOW = ["never", "never", "abort", "thread", "leave"]
@@ -34,10 +40,13 @@ FINISHES = ["", "", "stop", "tool_calls", "length", "content_filter", None]
 
 
 class Moment:
-    """Ends a run when so many events have been seen: by the token, by Ctrl+C's exception, or by walking away."""
+    """Ends a run when so many events have been seen: by the token, by Ctrl+C's exception, or by
+    walking away."""
 
     def __init__(self, after: int, how: str) -> None:
-        self.left, self.how, self.abort = after, how, Abort()
+        self.left = after
+        self.how = how
+        self.abort = Abort()
 
     def __call__(self, event: Event) -> None:
         self.left -= 1
@@ -86,16 +95,26 @@ def drawn(number: int) -> tuple[list[Reply], list[Moment]]:
     chance = random.Random(number)
 
     def reply() -> Reply:
-        kind, text = chance.random(), chance.choice(SAID)
+        kind = chance.random()
+        text = chance.choice(SAID)
         count = chance.randint(1, 5) if chance.random() < 0.7 else 0
-        calls = [(chance.choice(NAMES), chance.choice(ARGUMENTS)) for _ in range(count)]
+        calls = [
+            (
+                chance.choice(NAMES),
+                chance.choice(ARGUMENTS),
+            )
+            for _ in range(count)
+        ]
         if kind < 0.55:
             return Reply(text, calls, finish=chance.choice(FINISHES))
         if kind < 0.75:
             close = chance.choice(["eof", "reset"])
             return Reply(text, calls, cut=chance.randint(0, 8), close=close)
         if kind < 0.9:
-            return Reply("bad", status=chance.choice([0, 400, 401, 429, 500, 503]))
+            return Reply(
+                "bad",
+                status=chance.choice([0, 400, 401, 429, 500, 503]),
+            )
         return Reply(chunks=chance.choice(BROKEN))
 
     moments = [(chance.randint(1, 40), chance.choice(HOW)) for _ in range(chance.randint(1, 3))]
@@ -119,11 +138,21 @@ def test_every_request_of_five_hundred_random_conversations_is_valid() -> None:
 
 def every_request_is_valid(model: Model, moments: list[Moment], name: str = "") -> None:
     """Some runs of one conversation, each of which may be ended somewhere, and one more."""
-    options: dict[str, Any] = {"retry": QUICK, "limits": Limits(max_steps=6, max_errors=3)}
+    options: dict[str, Any] = {
+        "retry": QUICK,
+        "limits": Limits(max_steps=6, max_errors=3),
+    }
     messages: list[Message] = []
     for moment in moments:
         try:
-            run = run_loop(messages, model, TOOLS, prompt="next", abort=moment.abort, **options)
+            run = run_loop(
+                messages,
+                model,
+                TOOLS,
+                prompt="next",
+                abort=moment.abort,
+                **options,
+            )
             _, result = drive(run, moment)
         except Left:
             run.close()
@@ -133,7 +162,7 @@ def every_request_is_valid(model: Model, moments: list[Moment], name: str = "") 
     assert sum(message.get("content") == "last" for message in messages) == 1, name
 
 
-# ---- giants, and text that no encoder takes --------------------------------------------------------------
+# ---- giants, and text that no encoder takes ------------------------------------------------------
 
 DONE = Reply("All is well.")
 
@@ -147,7 +176,11 @@ def five_megabytes() -> str:
 @pytest.mark.case("INV-08")
 def test_a_result_of_five_megabytes_is_cut_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a line of the file\n" * 300_000)
-    calls = [("five_megabytes", {}), ("bash", {"command": "cat file"}), ("read", {"path": "file"})]
+    calls = [
+        ("five_megabytes", {}),
+        ("bash", {"command": "cat file"}),
+        ("read", {"path": "file"}),
+    ]
     with serve(Reply(calls=calls), DONE) as server:
         ask(server, tools=Toolset([five_megabytes, bash, read], cwd=tmp_path))
         found = results(server)
@@ -170,15 +203,30 @@ def odd() -> str:
 
 @pytest.mark.case("INV-09")
 def test_text_that_no_encoder_takes_is_sent_and_stays_the_same(tmp_path: Path) -> None:
-    with serve(Reply("So: \ud83d\0\ufffe", calls=[("odd", {})]), DONE) as server:
+    with serve(
+        Reply("So: \ud83d\0\ufffe", calls=[("odd", {})]),
+        DONE,
+    ) as server:
         with closing(Store(tmp_path / "sessions.db")) as store:
             info = store.create("/ws")
             with Recorder(store, info) as recorder:
                 ask(server, ODD, tools=[odd], messages=recorder.messages, each=recorder)
-        with closing(Store(tmp_path / "sessions.db")) as store, Recorder(store, info) as recorder:
+        with (
+            closing(Store(tmp_path / "sessions.db")) as store,
+            Recorder(store, info) as recorder,
+        ):
             ask(server, "and now?", tools=[odd], messages=recorder.messages, each=recorder)
         assert_all_valid(server)
-        first, second = server.requests[1]["messages"], server.requests[2]["messages"]
-    assert second[: len(first)] == first and len(second) == len(first) + 2
-    mended = ODD.replace("\ud83d", "\ufffd").replace("\udc00", "\ufffd").replace("\0", "\ufffd")
+        first = server.requests[1]["messages"]
+        second = server.requests[2]["messages"]
+    assert second[: len(first)] == first
+    assert len(second) == len(first) + 2
+    mended = (
+        ODD.replace("\ud83d", "\ufffd")
+        .replace("\udc00", "\ufffd")
+        .replace(
+            "\0",
+            "\ufffd",
+        )
+    )
     assert [each["content"] for each in first if each["role"] != "assistant"] == [mended] * 2

@@ -1,4 +1,5 @@
-"""Commands that run unasked since they only read: git, rg and find, and how a repository attacks that."""
+"""Commands that run unasked since they only read: git, rg and find, and how a repository attacks
+that."""
 
 from __future__ import annotations
 
@@ -186,7 +187,8 @@ def test_rg_is_free_where_all_that_it_would_search_may_be_read(repo: Path) -> No
 
 @needs_rg
 def test_rg_is_not_free_where_it_counts_a_file_as_ignored_from_elsewhere_only(repo: Path) -> None:
-    """Before ripgrep 15, what the .gitignore of a folder above says depends on how a folder is named."""
+    """Before ripgrep 15, what the .gitignore of a folder above says depends on how a folder is
+    named."""
     shell(repo, "echo x > sub/secrets.json; echo /sub/secrets.json > .gitignore")
     for command in ("rg x", "rg x sub", "rg x ./sub"):
         shown = shell(repo, f"{command} < /dev/null; true")
@@ -209,8 +211,10 @@ def test_rg_is_not_free_where_its_list_is_cut_or_takes_too_long(
 def test_a_linked_worktree_is_free_and_a_folder_of_a_repository_is_not(repo: Path) -> None:
     line = "git worktree add ../linked; git config core.hooksPath .husky/_; git config pull.rebase true"
     shell(repo, f"{line}; touch .env; git add .")
-    assert free(repo.parent / "linked", "git log") and free(repo, "git status")
-    assert not free(repo / "sub", "git status") and not free(repo.parent / "outside", "git status")
+    assert free(repo.parent / "linked", "git log")
+    assert free(repo, "git status")
+    assert not free(repo / "sub", "git status")
+    assert not free(repo.parent / "outside", "git status")
 
 
 def test_a_tracked_link_or_program_is_free(repo: Path) -> None:
@@ -220,7 +224,10 @@ def test_a_tracked_link_or_program_is_free(repo: Path) -> None:
 
 def test_a_program_of_the_folder_is_not_free(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shell(repo, "mkdir bin; cp ../pwn bin/ls; cp ../pwn bin/git; ln -s /bin/sh bin/head")
-    for folder, is_free in ((repo.parent, True), (repo / "bin", False)):
+    for folder, is_free in (
+        (repo.parent, True),
+        (repo / "bin", False),
+    ):
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         assert [free(repo, each) for each in ("ls", "git status", "head file")] == [is_free] * 3
     assert free(repo, "cat file")
@@ -229,7 +236,16 @@ def test_a_program_of_the_folder_is_not_free(repo: Path, monkeypatch: pytest.Mon
 def test_rules_go_before_what_is_free(repo: Path) -> None:
     assert not free(repo, "git status", bash={"git *": "ask"})
     assert not free(repo, "git diff", read={"sub/*": "deny"})
-    assert not free(repo, "rg x", read="ask") and not free(repo, "find", read="ask")
+    assert not free(repo, "rg x", read="ask")
+    assert not free(repo, "find", read="ask")
     assert free(repo, "git status", read={"sub/*": "deny"})
-    plan = Permissions(agent=rules_of({"*": "ask", "read": "allow", "edit": "deny"}))
+    plan = Permissions(
+        agent=rules_of(
+            {
+                "*": "ask",
+                "read": "allow",
+                "edit": "deny",
+            }
+        )
+    )
     assert plan.decide("bash", "git diff", repo).action == "allow"

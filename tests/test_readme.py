@@ -1,4 +1,5 @@
-"""README.md and docs/ are true: their code runs, their links lead somewhere, their tables are the program's."""
+"""README.md and docs/ are true: their code runs, their links lead somewhere, their tables are the
+program's."""
 
 from __future__ import annotations
 
@@ -40,7 +41,10 @@ ROOT = Path(__file__).parent.parent
 LOCAL = {"OPENAI_BASE_URL": "http://localhost:1/v1"}  # needs no key
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+    ]
 }
 
 
@@ -56,7 +60,13 @@ def rows(page: str, heading: str) -> list[list[str]]:
     """The cells of the table on a page whose first column has this heading."""
     table = PAGES[page].split(f"\n| {heading} |")[1].split("\n\n")[0]
     return [
-        [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))]
+        [
+            cell.strip()
+            for cell in re.split(
+                r"(?<!\\)\|",
+                line.strip("|"),
+            )
+        ]
         for line in table.split("\n")[2:]
     ]
 
@@ -66,7 +76,7 @@ def quoted(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-# ---- examples in Python ----------------------------------------------------------------------------------
+# ---- examples in Python --------------------------------------------------------------------------
 
 
 def last(body: Body) -> str:
@@ -96,7 +106,12 @@ def count_both(body: Body) -> Reply:
 def compare_cities(body: Body) -> Reply:
     topic = last(body)
     if topic == "Compare Oslo and Bergen.":
-        return Reply(calls=[("research", {"topic": "Oslo"}), ("research", {"topic": "Bergen"})])
+        return Reply(
+            calls=[
+                ("research", {"topic": "Oslo"}),
+                ("research", {"topic": "Bergen"}),
+            ]
+        )
     if body["model"] == "gpt-5-mini":
         return Reply({"Oslo": "larger", "Bergen": "wetter"}[topic])
     found = [m["content"] for m in body["messages"] if m["role"] == "tool"]
@@ -149,11 +164,23 @@ def look_up_oslo(body: Body) -> Reply:
 
 def sum_up(body: Body) -> Reply:
     topic = "owls" if "Owls" in last(body) else "Oslo"
-    return Reply(json.dumps({"topic": topic, "words": len(last(body).split())}))
+    return Reply(
+        json.dumps(
+            {
+                "topic": topic,
+                "words": len(last(body).split()),
+            }
+        )
+    )
 
 
 def count_tulips(body: Body) -> Reply:
-    return Reply(re.findall(r"\d+", json.dumps(body["messages"]))[0])
+    return Reply(
+        re.findall(
+            r"\d+",
+            json.dumps(body["messages"]),
+        )[0]
+    )
 
 
 TOSSES = count(1)
@@ -215,7 +242,13 @@ def test_the_examples_pass_mypy(tmp_path: Path) -> None:
         (tmp_path / f"example_{number}.py").write_text(code)
     options = ["--config-file", str(ROOT / "pyproject.toml")]
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, *map(str, tmp_path.glob("*.py"))],
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            *options,
+            *map(str, tmp_path.glob("*.py")),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -224,7 +257,7 @@ def test_the_examples_pass_mypy(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# ---- the picture -----------------------------------------------------------------------------------------
+# ---- the picture ---------------------------------------------------------------------------------
 
 
 def words_of(picture: Path) -> list[str]:
@@ -237,13 +270,17 @@ def words_of(picture: Path) -> list[str]:
 
 def test_the_picture_shows_a_session_as_it_is_today(tmp_path: Path) -> None:
     script = ROOT / "docs" / "picture.py"
-    subprocess.run([sys.executable, script, tmp_path / "now.svg"], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, script, tmp_path / "now.svg"],
+        check=True,
+        timeout=120,
+    )
     kept = ROOT / "docs" / "session.svg"
     assert words_of(kept) == words_of(tmp_path / "now.svg"), "make it again: docs/picture.py"
     assert not re.search(r"url\(.?http", kept.read_text()), "it loads nothing"
 
 
-# ---- files and commands ----------------------------------------------------------------------------------
+# ---- files and commands --------------------------------------------------------------------------
 
 
 def test_every_block_is_accepted_by_what_reads_it(tmp_path: Path) -> None:
@@ -259,7 +296,8 @@ def test_every_block_is_accepted_by_what_reads_it(tmp_path: Path) -> None:
     (tmp_path / "explore.md").write_text(cheap)
     agents = load_agents(tmp_path, pytest.fail)
     assert agents["review"].mode == "subagent"
-    assert agents["explore"].prompt == BUILT_IN["explore"].prompt and agents["explore"].model
+    assert agents["explore"].prompt == BUILT_IN["explore"].prompt
+    assert agents["explore"].model
     for text in blocks("json"):
         data = json.loads(text)
         if "before_tool_call" in data:
@@ -281,7 +319,14 @@ def commands() -> list[list[str]]:
     """The words of each simple command of the shell blocks."""
     found: list[list[str]] = []
     for block in blocks("sh"):
-        assert subprocess.run(["bash", "-n"], input=block, text=True).returncode == 0, block
+        assert (
+            subprocess.run(
+                ["bash", "-n"],
+                input=block,
+                text=True,
+            ).returncode
+            == 0
+        ), block
         for line in block.splitlines():
             lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
             lexer.whitespace_split = True
@@ -320,7 +365,8 @@ def test_every_setting_that_is_exported_is_accepted(tmp_path: Path) -> None:
         if words[0] == "export":
             given |= dict(word.split("=", 1) for word in words[1:])
     del given["CODER_SERVE_TOKEN"]  # of one subcommand; in no file
-    assert given.keys() <= set(SETTINGS) and len(given) >= 5
+    assert given.keys() <= set(SETTINGS)
+    assert len(given) >= 5
     load(tmp_path, given | LOCAL)
 
 
@@ -332,7 +378,7 @@ def test_every_file_of_the_repository_that_is_named_exists() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-# ---- links -----------------------------------------------------------------------------------------------
+# ---- links ---------------------------------------------------------------------------------------
 
 
 def links(page: str) -> list[str]:
@@ -341,7 +387,13 @@ def links(page: str) -> list[str]:
 
 def anchors(path: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w -]", "", heading.lower()).replace(
+            " ",
+            "-",
+        )
+        for heading in headings
+    }
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -368,11 +420,18 @@ def test_the_reading_guide_names_every_file_of_the_core_and_what_is_in_it() -> N
         text = "".join(
             (ROOT / "docs" / link).read_text() for link in re.findall(r"\]\((.+?)\)", files)
         )
-        for name in " ".join(quoted(names)).replace(".", " ").split():
+        for name in (
+            " ".join(quoted(names))
+            .replace(
+                ".",
+                " ",
+            )
+            .split()
+        ):
             assert not name.isidentifier() or re.search(rf"\b{name}\b", text), (files, name)
 
 
-# ---- tables ----------------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------
 
 
 def test_the_table_of_flags_is_the_parser() -> None:
@@ -395,14 +454,16 @@ def test_the_tables_of_commands_are_the_program() -> None:
     subcommands = set(re.findall(r"^\| `coder ([a-z-]+)", second, re.M))
     assert subcommands == set(SUBCOMMANDS)
     also = re.findall(r"`/(\w+)[^|]*\|[^|\n]*\(also `/(\w+)`\)", PAGES["README.md"])
-    assert also and all(ALIASES[alias] == name for name, alias in also)
+    assert also
+    assert all(ALIASES[alias] == name for name, alias in also)
 
 
 def test_every_format_of_an_export_is_named_in_the_help_and_the_table() -> None:
     table = re.search(r"^\| `/export.*", PAGES["README.md"], re.M)
     assert table
     for form in get_args(Format):
-        assert f".{form}" in COMMANDS["export"].help and f"`.{form}`" in table[0]
+        assert f".{form}" in COMMANDS["export"].help
+        assert f"`.{form}`" in table[0]
 
 
 def test_the_table_of_settings_is_the_program(tmp_path: Path) -> None:

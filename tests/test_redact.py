@@ -1,4 +1,5 @@
-"""The redactor: texts, JSON, logs, and what a model and its tools return (test_cases_sec.py: the program)."""
+"""The redactor: texts, JSON, logs, and what a model and its tools return (test_cases_sec.py: the
+program)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ KEY = "sk-abcabc-0123456789/abcdefghij+KLMNOP"
 
 def redacting(server: ScriptedServer) -> dict[str, Any]:
     """A model and hooks that redact the key that the model sends."""
-    model = ChatModel("m", base_url=server.url, api_key=KEY, redact=Redactor(KEY).data)
+    model = ChatModel(
+        "m",
+        base_url=server.url,
+        api_key=KEY,
+        redact=Redactor(KEY).data,
+    )
     return {"model": model, "hooks": Redaction(Redactor(KEY)), "prompt": "go"}
 
 
@@ -33,8 +39,14 @@ def chunks(*deltas: dict[str, Any], end: str) -> list[bytes]:
 
 
 def test_every_string_of_a_json_value_is_redacted() -> None:
-    value = {"a": ["text", {"b": 1, "c": None}], KEY: [f"x{KEY}"]}
-    expected = {"a": ["text", {"b": 1, "c": None}], HIDDEN: [f"x{HIDDEN}"]}
+    value = {
+        "a": ["text", {"b": 1, "c": None}],
+        KEY: [f"x{KEY}"],
+    }
+    expected = {
+        "a": ["text", {"b": 1, "c": None}],
+        HIDDEN: [f"x{HIDDEN}"],
+    }
     assert redacted(value, Redactor(KEY).text) == expected
 
 
@@ -54,11 +66,16 @@ def test_which_keys_are_found_and_how() -> None:
 
 
 def test_an_answer_that_repeats_a_key_in_pieces_is_kept_without_it() -> None:
-    deltas = [{"content": KEY[:9]}, {"content": KEY[9:]}, {"reasoning_content": KEY}]
+    deltas = [
+        {"content": KEY[:9]},
+        {"content": KEY[9:]},
+        {"reasoning_content": KEY},
+    ]
     messages: list[Message] = []
     with serve(Reply(chunks=chunks(*deltas, end="stop"))) as server:
         drive(run_loop(messages, tools=[], **redacting(server)))
-    assert messages[-1]["content"] == HIDDEN and KEY not in json.dumps(messages)
+    assert messages[-1]["content"] == HIDDEN
+    assert KEY not in json.dumps(messages)
 
 
 def test_a_tool_says_no_key_while_it_works_in_questions_and_at_its_end() -> None:
@@ -76,16 +93,28 @@ def test_a_tool_says_no_key_while_it_works_in_questions_and_at_its_end() -> None
             ctx.authorize = lambda ctx, permission, patterns, detail: details.append(detail)
             super().before_tool_call(call, ctx)
 
-    with serve(Reply("", [("leak", {})]), Reply("Done.")) as server:
+    with serve(
+        Reply("", [("leak", {})]),
+        Reply("Done."),
+    ) as server:
         given = redacting(server) | {"hooks": Asked(Redactor(KEY))}
-        events, _ = drive(run_loop([], tools=Toolset([leak]), **given))
+        events, _ = drive(
+            run_loop(
+                [],
+                tools=Toolset([leak]),
+                **given,
+            )
+        )
         assert server.requests[-1]["messages"][-1]["content"] == f"it is {HIDDEN}"
     shown = [event.text for event in events if isinstance(event, ToolUpdate)]
-    assert "".join(shown) == f"{HIDDEN} and on" and details == [f"+{HIDDEN}"]
+    assert "".join(shown) == f"{HIDDEN} and on"
+    assert details == [f"+{HIDDEN}"]
 
 
 def test_logs_hold_no_key_and_no_line_of_them_hurts_anybody() -> None:
-    stream, log, before = io.StringIO(), logging.getLogger("some"), logging.getLogRecordFactory()
+    stream = io.StringIO()
+    log = logging.getLogger("some")
+    before = logging.getLogRecordFactory()
     handler = logging.StreamHandler(stream)
     log.addHandler(handler)
     try:
@@ -105,5 +134,7 @@ def test_logs_hold_no_key_and_no_line_of_them_hurts_anybody() -> None:
         log.removeHandler(handler)
     said = stream.getvalue()
     assert said.startswith(f"sent {HIDDEN} to {{'key': '{HIDDEN}'}}, 100%\n%d items {HIDDEN}")
-    assert KEY not in said and said.count(HIDDEN) == 7
-    assert f"ValueError: no: {HIDDEN}\n" in said and "Traceback" in said
+    assert KEY not in said
+    assert said.count(HIDDEN) == 7
+    assert f"ValueError: no: {HIDDEN}\n" in said
+    assert "Traceback" in said

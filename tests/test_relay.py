@@ -24,15 +24,23 @@ from coder.types import ModelError, Request
 from tests.harness import FAST, ONE, add, drive, serve
 from tests.terminal import promptly, until
 
-TOKEN, KEY = "one-token-a-person", "sk-UPSTREAM-KEY"
-ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TOKEN = "one-token-a-person"
+KEY = "sk-UPSTREAM-KEY"
+ASKED: dict[str, Any] = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "hi"}],
+}
 
 
 @contextmanager
 def relaying(upstream: str, origin: str = "") -> Iterator[str]:
     """A relay in front of a server with a key; its address."""
     with Relay(upstream, KEY, [TOKEN, "another"], origin=origin) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever,
+            args=(0.02,),
+            daemon=True,
+        ).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
@@ -102,7 +110,8 @@ def test_what_is_not_passed_on_says_why(how: dict[str, Any], status: int, word: 
         answer, text = send(url, **({"body": ASKED} | how))
         error = json.loads(text)["error"]
         assert answer.status == error["code"] == status
-        assert word in error["message"] and upstream.requests == []
+        assert word in error["message"]
+        assert upstream.requests == []
 
 
 def test_a_relay_needs_a_token() -> None:
@@ -129,7 +138,8 @@ def test_an_error_of_the_server_arrives_without_the_key(reply: Reply, kind: str)
     ):
         drive(behind(url).stream(Request(ASKED["messages"]), Abort()))
     error = raised.value
-    assert error.kind == kind and KEY not in f"{error.message}{error.request_id}"
+    assert error.kind == kind
+    assert KEY not in f"{error.message}{error.request_id}"
     assert kind != "rate_limit" or (error.retryable and error.retry_after == 3)
 
 
@@ -138,7 +148,8 @@ def test_a_server_that_is_not_there_is_reported() -> None:
         pass
     with relaying(upstream.url) as url:
         answer, text = send(url, ASKED)
-    assert answer.status == 502 and "the model's server cannot be reached" in text
+    assert answer.status == 502
+    assert "the model's server cannot be reached" in text
 
 
 def test_an_abort_of_the_client_ends_the_request_to_the_model() -> None:
@@ -154,15 +165,23 @@ def test_a_token_is_asked_for_before_each_call() -> None:
     """P06, P57: one that expires in the middle of a run."""
     tokens = iter([TOKEN, "another", "wrong"])
     with serve(ONE, Reply("3")) as server, relaying(server.url) as url:
-        agent = Agent(behind(url, "old"), tools=[add], get_api_key=lambda: next(tokens), retry=FAST)
+        agent = Agent(
+            behind(url, "old"),
+            tools=[add],
+            get_api_key=lambda: next(tokens),
+            retry=FAST,
+        )
         assert agent.run("go").text == "3"
         result = agent.run("again")
-        assert result.error and result.error.kind == "auth" and len(server.requests) == 2
+        assert result.error
+        assert result.error.kind == "auth"
+        assert len(server.requests) == 2
         assert "the token is not known" in result.text
 
 
 def test_a_web_page_of_the_named_origin_may_ask_and_no_other_is_named() -> None:
-    app, other = "https://app.example", {"Origin": "https://other.example"}
+    app = "https://app.example"
+    other = {"Origin": "https://other.example"}
     with serve(Reply("yes")) as server, relaying(server.url, app) as url:
         answers = [send(url, ASKED, method=each, **other)[0] for each in ("OPTIONS", "POST")]
         assert [answer.status for answer in answers] == [204, 200]
@@ -172,4 +191,5 @@ def test_a_web_page_of_the_named_origin_may_ask_and_no_other_is_named() -> None:
         assert len(server.requests) == 1
     with serve(Reply("yes")) as server, relaying(server.url) as url:
         answer, _ = send(url, ASKED, **other)
-        assert answer.status == 200 and answer.headers["Access-Control-Allow-Origin"] is None
+        assert answer.status == 200
+        assert answer.headers["Access-Control-Allow-Origin"] is None

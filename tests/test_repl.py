@@ -1,4 +1,5 @@
-"""The session at the prompt, in a real terminal: entries, commands, questions, and what is shown while a run goes on."""
+"""The session at the prompt, in a real terminal: entries, commands, questions, and what is shown
+while a run goes on."""
 
 from __future__ import annotations
 
@@ -39,9 +40,13 @@ TYPOS = {
 
 
 def test_a_conversation_goes_on_and_each_run_ends_with_its_line(tmp_path: Path) -> None:
-    with serve(echo) as server, Terminal(tmp_path, server, "-i", "look at this") as session:
+    with (
+        serve(echo) as server,
+        Terminal(tmp_path, server, "-i", "look at this") as session,
+    ):
         banner = f"script at 127.0.0.1:{server.port}"
-        assert banner in session.output and "/ws" in session.output
+        assert banner in session.output
+        assert "/ws" in session.output
         assert "❯ look at this" in bare(session.output).split("\r\n"), "the entry of -i"
         for typed, hint in TYPOS.items():
             shown = bare(session.say(typed))
@@ -79,13 +84,18 @@ def test_an_entry_of_several_lines_is_one_message_and_no_command(tmp_path: Path)
         session.paste(BLOCK, marks=False)  # by a terminal that does not mark it
         session.prompt()
         typed = ["one\n  two\nthree", "four\nfive", "six"]
-        assert entered(server) == [*typed, *map(str.strip, [*BLOCKS, BLOCK])]
-        assert not (session.ws / "x").exists() and "Asking again" not in session.say("/yolo")
+        assert entered(server) == [
+            *typed,
+            *map(str.strip, [*BLOCKS, BLOCK]),
+        ]
+        assert not (session.ws / "x").exists()
+        assert "Asking again" not in session.say("/yolo")
 
 
 def test_histories_are_kept_privately_and_the_folders_own_comes_first(tmp_path: Path) -> None:
     """Of several sessions, with blocks as one entry."""
-    history, here = tmp_path / "data" / "coder" / "history", tmp_path / "here"
+    history = tmp_path / "data" / "coder" / "history"
+    here = tmp_path / "here"
     shared = {"XDG_DATA_HOME": str(tmp_path / "data")}
     history.parent.mkdir(parents=True, mode=0o755)
     with serve(echo) as server:
@@ -104,7 +114,10 @@ def test_histories_are_kept_privately_and_the_folders_own_comes_first(tmp_path: 
         with Terminal(here, server, **shared) as session:
             for row in ("last", "❯ here", "❯ there", "❯ of an older version"):
                 session.type("\x1b[A")
-                session.until(lambda row=row: row in rendered(session.output, lines=200), row)
+                session.until(
+                    lambda row=row: row in rendered(session.output, lines=200),
+                    row,
+                )
             session.type("\x1b[B" * 3)
             session.say("")
             session.say("!rmdir $PWD")  # the end needs no folder
@@ -157,7 +170,8 @@ def test_a_command_of_ones_own_has_the_keys_and_ctrl_c_alone(tmp_path: Path) -> 
                 session.child.sendintr()
             session.prompt()
             session.ready()
-        assert server.requests == [] and "You said: 'hello'" in session.say("hello")
+        assert server.requests == []
+        assert "You said: 'hello'" in session.say("hello")
 
 
 # ---- questions ---------------------------------------------------------------------------
@@ -173,7 +187,8 @@ def bash(*commands: str) -> Reply:
 
 @pytest.mark.parametrize("columns", [40, 120])
 def test_one_key_answers_a_question_and_words_are_a_reason(tmp_path: Path, columns: int) -> None:
-    """What is to be done stands directly above the answer; "always" holds for exactly that command, or for the pattern."""
+    """What is to be done stands directly above the answer; "always" holds for exactly that command,
+    or for the pattern."""
     replies = touch(*"abaacdfgh"), bash("git gc --auto", "git gc"), Reply("done")
     with serve(*replies) as server, Terminal(tmp_path, server) as session:
         session.child.setwinsize(24, columns)
@@ -211,7 +226,10 @@ def test_one_key_answers_a_question_and_words_are_a_reason(tmp_path: Path, colum
 
 def test_a_dumb_terminal_takes_blocks_and_answers_with_a_line(tmp_path: Path) -> None:
     replies = touch("a", "b", "c"), Reply("done")
-    with serve(*replies) as server, Terminal(tmp_path, server, TERM="dumb") as session:
+    with (
+        serve(*replies) as server,
+        Terminal(tmp_path, server, TERM="dumb") as session,
+    ):
         session.paste("first\nsecond", marks=False)
         for answer in ("Yes", "n yes, but later", "always"):
             session.expect(QUESTION)
@@ -247,8 +265,11 @@ def test_an_edit_is_asked_whole_and_always_does_not_cover_what_git_runs(tmp_path
         session.expect(QUESTION)
         session.type("p")
         shown = bare(session.expect(QUESTION))
-        assert (session.ws / "f").read_text() == "two\n" and "- one" in shown and "+ two" in shown
-        assert ".git/hooks/pre-commit" in shown and "[a]lways" not in shown
+        assert (session.ws / "f").read_text() == "two\n"
+        assert "- one" in shown
+        assert "+ two" in shown
+        assert ".git/hooks/pre-commit" in shown
+        assert "[a]lways" not in shown
         session.enter("a")  # is not offered, so it is a reason
         session.prompt()
         assert sorted(path.name for path in session.ws.iterdir()) == ["f"]
@@ -259,9 +280,13 @@ TYPED |= dict.fromkeys(["n\n", "\n", "y\ry\r", f"{PASTE_BEGINS}y\ry\r{PASTE_ENDS
 
 
 def test_an_answer_may_end_with_enter_or_newline_and_a_paste_is_none(tmp_path: Path) -> None:
-    asks, same = ("ask_user", {"question": "Which?", "options": []}), Reply(calls=[("ls", {})])
+    asks = ("ask_user", {"question": "Which?", "options": []})
+    same = Reply(calls=[("ls", {})])
     replies = touch(*map(str, range(len(TYPED)))), Reply(calls=[asks]), same, same, same
-    with serve(*replies, Reply("done")) as server, Terminal(tmp_path, server) as session:
+    with (
+        serve(*replies, Reply("done")) as server,
+        Terminal(tmp_path, server) as session,
+    ):
         session.enter("go")
         for typed in TYPED:
             session.expect(QUESTION)
@@ -282,7 +307,8 @@ def test_one_task_at_a_terminal_asks_too(tmp_path: Path) -> None:
     with serve(*replies) as server, Run(tmp_path, server, "make it") as session:
         session.expect(QUESTION)
         session.enter("y")
-        assert session.exit_code() == 0 and (session.ws / "PWN").exists()
+        assert session.exit_code() == 0
+        assert (session.ws / "PWN").exists()
 
 
 # ---- models, reasoning, prices ----------------------------------------------------------
@@ -290,7 +316,10 @@ def test_one_task_at_a_terminal_asks_too(tmp_path: Path) -> None:
 
 def test_another_model_or_level_of_reasoning_holds_from_the_next_request_on(tmp_path: Path) -> None:
     thinking = Reply("Four.", reasoning="Two and two. ")
-    with serve(thinking) as server, Terminal(tmp_path, server, "--reasoning", "low") as session:
+    with (
+        serve(thinking) as server,
+        Terminal(tmp_path, server, "--reasoning", "low") as session,
+    ):
         assert "Two and" not in bare(session.say("one"))
         said = bare(session.say("/export no/such.md"))
         assert said.endswith("no/such.md: No such file or directory")
@@ -298,17 +327,25 @@ def test_another_model_or_level_of_reasoning_holds_from_the_next_request_on(tmp_
         assert "reasoning: high, shown" in session.say("/reasoning show")
         assert "other at" in session.say("/model other")
         shown = session.say("two")
-        assert re.search(r"\x1b\[2m\s*Two.*Four\.", shown, re.S) and "Two and two." in bare(shown)
+        assert re.search(r"\x1b\[2m\s*Two.*Four\.", shown, re.S)
+        assert "Two and two." in bare(shown)
         assert len(server.requests[1]["messages"]) == 4
         session.say("/reasoning hide")
         session.say("/reasoning off")
         assert "Two and" not in bare(session.say("three"))
-        efforts = [(body["model"], body.get("reasoning_effort")) for body in server.requests]
+        efforts = [
+            (
+                body["model"],
+                body.get("reasoning_effort"),
+            )
+            for body in server.requests
+        ]
         assert efforts == [("script", "low"), ("other", "high"), ("other", None)]
         session.say("/model gpt-5-mini")
         session.say("four")
         offered = {tool["function"]["name"] for tool in server.requests[-1]["tools"]}
-        assert "apply_patch" in offered and "edit" not in offered
+        assert "apply_patch" in offered
+        assert "edit" not in offered
         session.say("/model gpt-4.1")
         assert "of 1.00M tokens" in bare(session.say("/tokens")), "its own window"
         session.say("/clear")
@@ -321,9 +358,13 @@ def test_an_error_is_one_line_and_costs_are_said_where_prices_are(tmp_path: Path
     prices.write_text('{"script": {"input": 1000, "output": 1000}}')
     refused = Reply("No \x1b[31msuch\x07 key", status=401, headers={"x-request-id": "req_7"})
     options = {"CODER_PRICES": str(prices), "CODER_CONTEXT_WINDOW": "5000"}
-    with serve(refused, Reply("four")) as server, Terminal(tmp_path, server, **options) as session:
+    with (
+        serve(refused, Reply("four")) as server,
+        Terminal(tmp_path, server, **options) as session,
+    ):
         said = session.say("hello")
-        assert "\x1b[31mNo" not in said and "\x07" not in bare(said)
+        assert "\x1b[31mNo" not in said
+        assert "\x07" not in bare(said)
         error = "Error: the key was rejected: No [31msuch key (HTTP 401, request req_7). Check OPENAI_API_KEY"
         assert error in " ".join(bare(said).split())
         assert re.search(r"in, \d+ out, \$\d+\.\d\d", session.say("hello"))
@@ -335,14 +376,21 @@ def test_an_error_is_one_line_and_costs_are_said_where_prices_are(tmp_path: Path
 
 def test_an_empty_entry_goes_on_once_at_a_limit(tmp_path: Path) -> None:
     replies = Reply(calls=[("ls", {})]), Reply("well")
-    with serve(*replies) as server, Terminal(tmp_path, server, "--max-steps=1") as session:
+    with (
+        serve(*replies) as server,
+        Terminal(tmp_path, server, "--max-steps=1") as session,
+    ):
         assert "the step limit is reached" in session.say("go")
         session.type("\x1b[Z")  # another mode changes nothing of that
         session.expect("plan ❯ ")
         session.enter("")
-        assert "well" in session.not_now() and entered(server)[-1] == "continue"
+        assert "well" in session.not_now()
+        assert entered(server)[-1] == "continue"
         session.say("")
         assert len(server.requests) == 2
-    with serve(*replies) as server, OneShot(tmp_path, server, "--max-steps=1", "go") as run:
+    with (
+        serve(*replies) as server,
+        OneShot(tmp_path, server, "--max-steps=1", "go") as run,
+    ):
         assert run.end() == 3
         assert re.search(r"To go on: python -m coder -r \w+ continue", run.err)

@@ -1,4 +1,5 @@
-"""Parameters of tools: which hints have a schema, what a function gets of the model's JSON, what docstrings say."""
+"""Parameters of tools: which hints have a schema, what a function gets of the model's JSON, what
+docstrings say."""
 
 from __future__ import annotations
 
@@ -104,12 +105,27 @@ OSLO_IS = "Address(city='Oslo', zip=1050)"
         pytest.param(
             datetime, "2024-02-29T10:30", "datetime.datetime(2024, 2, 29, 10, 30)", id="datetime"
         ),
-        pytest.param(tuple[int, str], [1, "a"], "(1, 'a')", id="tuple"),
-        pytest.param(tuple[int, ...], [1, "2"], "(1, 2)", id="tuple of any length"),
+        pytest.param(
+            tuple[int, str],
+            [1, "a"],
+            "(1, 'a')",
+            id="tuple",
+        ),
+        pytest.param(
+            tuple[int, ...],
+            [1, "2"],
+            "(1, 2)",
+            id="tuple of any length",
+        ),
         pytest.param(int | str, "10", "'10'", id="union takes what fits as it is"),
         pytest.param(int | float, 10, "10", id="union of numbers"),
         pytest.param(int | bool, "7", "7", id="union converts what fits nowhere"),
-        pytest.param(list[int | None], [1, None], "[1, None]", id="null in a list"),
+        pytest.param(
+            list[int | None],
+            [1, None],
+            "[1, None]",
+            id="null in a list",
+        ),
         pytest.param(date | Literal["today"], "today", "'today'", id="union of texts"),
         pytest.param(dict[str, date], {"a": "2024-02-29"}, "{'a': datetime.date(2024, 2, 29)}"),
         pytest.param(Any, {"a": [1]}, "{'a': [1]}", id="anything"),
@@ -178,8 +194,14 @@ COMPANY = {
     [
         (Color, {"type": "string", "enum": ["red", "blue"]}),
         (date, {"type": "string", "format": "date"}),
-        (int | str, {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
-        (dict[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}),
+        (
+            int | str,
+            {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        ),
+        (
+            dict[str, int],
+            {"type": "object", "additionalProperties": {"type": "integer"}},
+        ),
         (
             Size,
             {
@@ -282,7 +304,8 @@ def test_a_docstring_describes_parameters_in_four_forms(form: str) -> None:
 def test_what_cannot_be_a_schema_is_refused_with_the_way_out(hint: Any, said: str) -> None:
     with pytest.raises(TypeError) as caught:
         taking(hint)
-    assert said in str(caught.value) and "tool(schema={...})" in str(caught.value)
+    assert said in str(caught.value)
+    assert "tool(schema={...})" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -298,14 +321,19 @@ def test_a_class_that_is_not_found_is_refused_with_the_way_out() -> None:
 
 
 def test_a_schema_can_be_given_and_the_function_gets_the_json(tmp_path: Path) -> None:
-    schema = {"type": "object", "properties": {"where": {"type": "string"}}, "required": ["where"]}
+    schema = {
+        "type": "object",
+        "properties": {"where": {"type": "string"}},
+        "required": ["where"],
+    }
 
     @tool(schema=schema)
     def go(where: Path) -> str:
         """Go there."""
         return repr(where)
 
-    assert go.parameters == schema and go.description == "Go there."
+    assert go.parameters == schema
+    assert go.description == "Go there."
     assert Workspace(tmp_path, go)("go", where="here") == "'here'"
 
 
@@ -323,4 +351,8 @@ def test_plain_tools_load_neither_schemas_nor_pydantic() -> None:
         Agent(ScriptedModel([]), tools=[count, read])
         assert not {"pydantic", "coder.schemas"} & set(sys.modules), sys.modules.keys()
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        check=True,
+        timeout=60,
+    )

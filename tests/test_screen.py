@@ -1,4 +1,5 @@
-"""The screen: what may reach a terminal, where lines break, what stands on it while the user waits, what is shown of events.
+"""The screen: what may reach a terminal, where lines break, what stands on it while the user waits,
+what is shown of events.
 
 The last are those of sub-agents, too: whose line is whose, and how their questions look.
 """
@@ -46,7 +47,8 @@ ANYTHING = st.text(
         st.sampled_from("\ud83d\udc00\n\t a]\x1b\x1b[];:?0 9mK\\\x07\x9b\x9c\x9d"),
     )
 )
-# OSC 52, 0 and 8 with both ends, erase, a question to the terminal, hidden text, DCS, APC, a full reset; the C1 forms; loose ones
+# OSC 52, 0 and 8 with both ends, erase, a question to the terminal, hidden text, DCS, APC, a full
+# reset; the C1 forms; loose ones
 EVIL = (
     "\x1b]52;c;QUJD\x07\x1b]0;title\x1b\\\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\\x1b[2J\x1b[6n"
     "\x1b[8m\x1bPq\x1b\\\x1b_apc\x1b\\\x1bc\x9b31m\x9b2J\x9d0;x\x9c\x90q\x9c\x08\x08\r\x7f\x0b\x0c\x0e\x05\0"
@@ -57,7 +59,9 @@ MARKUP = "[link=http://evil]x[/link] [/foo] [bold] [red]r"
 
 
 def in_pieces(text: str, sizes: list[int]) -> list[str]:
-    sanitizer, shown, at = sanitize.TerminalSanitizer(), [], 0
+    sanitizer = sanitize.TerminalSanitizer()
+    shown = []
+    at = 0
     for size in sizes:
         shown.append(sanitizer.feed(text[at : at + size]))
         at += size
@@ -65,7 +69,10 @@ def in_pieces(text: str, sizes: list[int]) -> list[str]:
 
 
 @calm
-@given(ANYTHING, st.lists(st.integers(1, 4), max_size=50))
+@given(
+    ANYTHING,
+    st.lists(st.integers(1, 4), max_size=50),
+)
 @example(EVIL, [1] * 200)
 def test_nothing_that_drives_reorders_or_hides_is_left(text: str, sizes: list[int]) -> None:
     cleaned = strip_controls(text)
@@ -92,7 +99,10 @@ def test_for_a_decision_every_character_is_seen_or_stands_as_a_code_point(text: 
 
 
 @calm
-@given(st.text(st.sampled_from("ab é中。\n\n  -\t😀가")), st.integers(5, 100))
+@given(
+    st.text(st.sampled_from("ab é中。\n\n  -\t😀가")),
+    st.integers(5, 100),
+)
 @example("a" * 39 + " " + "b" * 40 + " next", 80)
 def test_rows_fit_and_hold_all_of_the_text(text: str, width: int) -> None:
     rows = wrap(text, width).split("\n")
@@ -112,7 +122,11 @@ ADDRESS = "https://example.com/" + "path/" * 16
         ("aaaa bbbbbbbb", 10, "aaaa\nbbbbbbbb"),
         ("aa bb cc", 5, "aa bb\ncc"),
         (ADDRESS, 80, ADDRESS),
-        ("中文字" * 9, 20, "中文字" * 3 + "中\n文字" + "中文字" * 2 + "中文\n字" + "中文字" * 2),
+        (
+            "中文字" * 9,
+            20,
+            "中文字" * 3 + "中\n文字" + "中文字" * 2 + "中文\n字" + "中文字" * 2,
+        ),
         (f"see {ADDRESS} there", 80, f"see\n{ADDRESS}\nthere"),
     ],
 )
@@ -142,23 +156,54 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 STEPS = {
     "write": Screen.write,
-    "thought": lambda screen, text: [screen.line(), screen.write(text, "dim"), screen.line()],
+    "thought": lambda screen, text: [
+        screen.line(),
+        screen.write(text, "dim"),
+        screen.line(),
+    ],
     "line": Screen.line,
     "listed": lambda screen, text: screen.line(text, head="head "),
-    "exact": lambda screen, text: screen.exact_line((text, "bold"), (text, "")),
+    "exact": lambda screen, text: screen.exact_line(
+        (text, "bold"),
+        (text, ""),
+    ),
     "draft": lambda screen, text: screen.draft((one_line(text, 39), "")),
-    "status": lambda screen, text: screen.status(text[:20], 9, *text.split("b")[:3]),
+    "status": lambda screen, text: screen.status(
+        text[:20],
+        9,
+        *text.split("b")[:3],
+    ),
     "typed": lambda screen, text: screen.show_typed(text),
 }
 Steps = st.lists(
-    st.tuples(st.sampled_from(list(STEPS)), st.text("ab c中\n", max_size=90)), max_size=30
+    st.tuples(
+        st.sampled_from(list(STEPS)),
+        st.text("ab c中\n", max_size=90),
+    ),
+    max_size=30,
 )
 
 
 @calm
 @given(Steps)
-@example([("status", "a"), ("typed", "x"), ("write", "a" * 40), ("write", " b"), ("line", "c")])
-@example([("status", "a"), ("write", "a" * 85), ("typed", "x"), ("write", "b" * 40), ("typed", "")])
+@example(
+    [
+        ("status", "a"),
+        ("typed", "x"),
+        ("write", "a" * 40),
+        ("write", " b"),
+        ("line", "c"),
+    ]
+)
+@example(
+    [
+        ("status", "a"),
+        ("write", "a" * 85),
+        ("typed", "x"),
+        ("write", "b" * 40),
+        ("typed", ""),
+    ]
+)
 def test_what_waits_or_is_typed_never_tears_what_is_written(steps: list[tuple[str, str]]) -> None:
     """The same rows stand there in the end as where nothing was ever shown below them."""
     shown = []
@@ -197,12 +242,14 @@ def test_the_terminal_gets_the_styles_that_it_wants(
 
 
 def test_the_answer_may_have_a_stream_of_its_own_and_lines_begin_a_line() -> None:
-    stream, answers = io.StringIO(), Tty()
+    stream = io.StringIO()
+    answers = Tty()
     for screen in (Screen(stream), Screen(answers)):
         render = Renderer(Screen(stream), screen)
         render(events.TextDelta("half"))
         render(events.Notice("whole"))
-    assert stream.getvalue() == "half\nwhole\nwhole\n" and answers.getvalue() == "half\n"
+    assert stream.getvalue() == "half\nwhole\nwhole\n"
+    assert answers.getvalue() == "half\n"
 
 
 class Clock:
@@ -223,7 +270,8 @@ def test_a_terminal_that_becomes_narrower_keeps_no_row_of_the_status(
     screen.line("so far")
     screen.status("2 sub-agents", 9, "  one › find all the callers", "  two › thinking")
     screen.show_typed("")  # draws at once
-    standing, drawn = "\n".join(stream.rows()), len(stream.getvalue())
+    standing = "\n".join(stream.rows())
+    drawn = len(stream.getvalue())
     monkeypatch.setenv("COLUMNS", "16")
     screen.line("more")
     screen.status()
@@ -249,14 +297,23 @@ def tool(
     call_id: str, title: str, output: str = "out", *, failed: bool = False, name: str = "bash"
 ) -> list[Event]:
     result = ToolResult(output, failed)
-    return [ToolStart(call_id, name, {}, title), ToolEnd(call_id, name, result, failed, 0.0)]
+    return [
+        ToolStart(call_id, name, {}, title),
+        ToolEnd(call_id, name, result, failed, 0.0),
+    ]
 
 
 CHANGES = "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n-A = 1\n+A      = 1\n \tx  = 2\n"
 
 
 def test_what_stands_behind_its_question_is_not_shown_again_but_that_of_a_later_call_is() -> None:
-    made = ToolEnd("1", "edit", ToolResult("", details={"diff": CHANGES}), False, 0)
+    made = ToolEnd(
+        "1",
+        "edit",
+        ToolResult("", details={"diff": CHANGES}),
+        False,
+        0,
+    )
     asked = events.PermissionAsked("1", "edit", "f", "f", detail=CHANGES)
     start = ToolStart("1", "edit", {}, "edit f")
     row = "● edit f · +1 -1"
@@ -309,7 +366,10 @@ FAILED = {"is_error": True, "details": {"exit_code": 3}}
 def test_a_calls_line_says_what_came_of_it(title: str, result: ToolResult, rows: str) -> None:
     name = title.split()[0]
     end = ToolEnd("1", name, result, result.is_error, 0.0)
-    assert show(ToolStart("1", name, {}, title), end).splitlines() == rows.split("|")
+    assert show(
+        ToolStart("1", name, {}, title),
+        end,
+    ).splitlines() == rows.split("|")
 
 
 def test_all_of_the_last_output_can_be_shown() -> None:
@@ -329,8 +389,17 @@ def test_neighbouring_reads_share_a_row_until_something_else_follows_or_it_is_fu
         return tool(name, f"{kind} {name}", "x\n" * lines, name=kind)
 
     long = f"{'long/' * 35}d.py"
-    calls = [*read("a.py", 1), *read("b.py", 2), *read(long, 3), *read("e.py", 3)]
-    calls += [*read("src", 2, "ls"), events.TextDelta("So."), *read("f.py", 1)]
+    calls = [
+        *read("a.py", 1),
+        *read("b.py", 2),
+        *read(long, 3),
+        *read("e.py", 3),
+    ]
+    calls += [
+        *read("src", 2, "ls"),
+        events.TextDelta("So."),
+        *read("f.py", 1),
+    ]
     show(*calls, stream=(stream := Tty()))
     assert stream.rows(200) == [
         "● read a.py, b.py · 3 lines",
@@ -356,12 +425,17 @@ def test_what_is_left_of_the_context_stands_behind_a_run_and_little_is_warned_of
     end = events.RunEnd("stop", "well", Usage(800, 50), 1)
     done, warning = show(end, context_used=lambda: 0.85).splitlines()
     facts = r"done · 1 step · 800 in, 50 out · 15 % of the context left · [\d.]+ s"
-    assert re.fullmatch(facts, done) and "/compact" in warning
+    assert re.fullmatch(facts, done)
+    assert "/compact" in warning
 
 
 @pytest.mark.parametrize("after", [0.0, 60.0])
 def test_the_end_of_a_long_run_rings_on_a_terminal(after: float) -> None:
-    shown = show(events.RunEnd("stop", "well", Usage(), 1), stream=Tty(), notify_after=after)
+    shown = show(
+        events.RunEnd("stop", "well", Usage(), 1),
+        stream=Tty(),
+        notify_after=after,
+    )
     assert ("\x1b]9;coder: done\x07\x07" in shown) is (after == 0)
 
 
@@ -395,13 +469,18 @@ def test_a_server_that_loads_and_text_that_comes_again_are_named_in_one_line() -
             assert len(server.requests) == len(replies)
         return stream.getvalue().splitlines()[:-1]
 
-    waiting, answer = shown(*[Reply("Loading model", status=503)] * 9, Reply("ready now"))
+    waiting, answer = shown(
+        *[Reply("Loading model", status=503)] * 9,
+        Reply("ready now"),
+    )
     assert waiting == "The server is not ready: Loading model. Waiting for it."
     assert answer == "ready now"
     again = Reply("It begins badly", close="reset", cut=3), Reply("It is done.")
     broken, warning, answer = shown(*again)
-    assert (broken, answer) == ("It begins", "It is done.")
-    assert warning.startswith("The connection broke") and warning.endswith("is discarded.")
+    assert broken == "It begins"
+    assert answer == "It is done."
+    assert warning.startswith("The connection broke")
+    assert warning.endswith("is discarded.")
 
 
 # ---- sub-agents --------------------------------------------------------------------------
@@ -415,11 +494,21 @@ def test_what_a_child_does_is_a_line_with_its_task_but_not_what_it_reads_or_says
     text = show(
         events.TextDelta("Ours "),
         ToolStart("call-s1", "task", {}, "explore: find it"),
-        *of("explore", "s1", events.RunStart(), events.TextDelta("theirs"), *tool("1", "ls src")),
+        *of(
+            "explore",
+            "s1",
+            events.RunStart(),
+            events.TextDelta("theirs"),
+            *tool("1", "ls src"),
+        ),
         *of("general", "s2", events.RunStart(), *tool("1", "grep x")),
         *of("explore", "s1", *tool("2", "cat y", "no\nsuch", failed=True)),
         *of("explore", "s1", *tool("3", "read z", name="read")),
-        *of("explore", "s1", events.RunEnd("stop", "theirs", Usage(1200, 30), 3)),
+        *of(
+            "explore",
+            "s1",
+            events.RunEnd("stop", "theirs", Usage(1200, 30), 3),
+        ),
         ToolEnd("call-s1", "task", ToolResult("found\n\n[task_id: 1]"), False, 9),
         *of("general", "s2", events.Notice("look")),
         events.TextDelta("again"),
@@ -445,8 +534,20 @@ def script(body: Body) -> Reply:
     if first.startswith("child "):
         touch = Reply(calls=[("bash", {"command": f"touch {first[6:]}"})])
         return Reply(f"{first} is done") if done else touch
-    asked = {name: {"description": name, "prompt": f"child {name}"} for name in ("one", "two")}
-    tasks = [("task", {"agent": "general"} | each) for each in asked.values()]
+    asked = {
+        name: {
+            "description": name,
+            "prompt": f"child {name}",
+        }
+        for name in ("one", "two")
+    }
+    tasks = [
+        (
+            "task",
+            {"agent": "general"} | each,
+        )
+        for each in asked.values()
+    ]
     return Reply("Both.") if done else Reply(calls=tasks)
 
 
@@ -462,8 +563,10 @@ def test_a_childs_question_names_it_and_is_answered_for_it_alone(tmp_path: Path)
             session.enter(answer)
         ended = bare(session.prompt())
         assert sorted(made) == [("general: one", "one"), ("general: two", "two")], "by their calls"
-        assert (session.ws / made[0][1]).exists() and not (session.ws / made[1][1]).exists()
-        assert f"{made[1][0]} ✗ bash touch {made[1][1]}" in ended and "Both." in ended
+        assert (session.ws / made[0][1]).exists()
+        assert not (session.ws / made[1][1]).exists()
+        assert f"{made[1][0]} ✗ bash touch {made[1][1]}" in ended
+        assert "Both." in ended
         assert all(re.search(rf"{re.escape(who)} · 2 steps · ", ended) for who, _ in made)
         said = str([body["messages"] for body in server.requests])
         assert re.search("the user refused and wrote: (no, )?not this", said)

@@ -1,6 +1,7 @@
 """What a user sees of a realistic session, cell by cell with its styles, at three widths.
 
-    STORE_SCREENS=1 pytest tests/test_screens.py    stores what is seen now; its diff in tests/data/screens is to be read
+    STORE_SCREENS=1 pytest tests/test_screens.py    stores what is seen now; its diff in
+    tests/data/screens is to be read
 
 A row stands there as its text; `‹bold red›` begins a style, and `‹›` ends it.
 """
@@ -79,13 +80,20 @@ ANSWERS |= {
 
 
 class Styled(pyte.HistoryScreen):
-    """A terminal with what has left it at the top. pyte knows no dim text: it stands as one that blinks."""
+    """A terminal with what has left it at the top. pyte knows no dim text: it stands as one that
+    blinks."""
 
     def select_graphic_rendition(self, *attributes: int, **more: bool) -> None:
-        super().select_graphic_rendition(*(5 if each == 2 else each for each in attributes), **more)
+        super().select_graphic_rendition(
+            *(5 if each == 2 else each for each in attributes),
+            **more,
+        )
 
     def rows(self) -> list[str]:
-        lines = [*self.history.top, *(self.buffer[row] for row in range(self.lines))]
+        lines = [
+            *self.history.top,
+            *(self.buffer[row] for row in range(self.lines)),
+        ]
         return [self.row([line[column] for column in range(self.columns)]) for line in lines]
 
     def row(self, cells: list[pyte.screens.Char]) -> str:
@@ -100,7 +108,12 @@ def style_of(cell: pyte.screens.Char) -> str:
     names = {"bold": "bold", "blink": "dim", "italics": "italic", "underscore": "underline"}
     names |= {"reverse": "reverse"}
     words = [name for field, name in names.items() if getattr(cell, field)]
-    return " ".join([*words, *({cell.fg} - {"default"})])
+    return " ".join(
+        [
+            *words,
+            *({cell.fg} - {"default"}),
+        ]
+    )
 
 
 def seen(output: str, columns: int, entry: str) -> list[str]:
@@ -119,7 +132,12 @@ def test_a_session_as_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, co
     begun = []
 
     def script(body: Body) -> Reply:
-        run = [*itertools.takewhile(lambda each: each["role"] != "user", body["messages"][::-1])]
+        run = [
+            *itertools.takewhile(
+                lambda each: each["role"] != "user",
+                body["messages"][::-1],
+            )
+        ]
         words = body["messages"][-1 - len(run)]["content"]
         reply = ANSWERS[words][sum(each["role"] == "assistant" for each in run)]
         if reply.text.startswith("Here are"):
@@ -129,7 +147,10 @@ def test_a_session_as_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, co
             re.sub(rb'_tokens": ?\d+', b'_tokens": 1234', each) for each in events(reply, body)
         ]
         hangs = words == "wait"
-        return Reply(chunks=pieces[: -3 if hangs else None], close="hang" if hangs else "eof")
+        return Reply(
+            chunks=pieces[: -3 if hangs else None],
+            close="hang" if hangs else "eof",
+        )
 
     monkeypatch.setattr(Terminal, "columns", columns)
     flags = "--sandbox=off", "--allow=bash:sh check.sh"
@@ -156,7 +177,13 @@ def test_a_session_as_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, co
         session.expect(" for it.")
         session.ctrl_c()
         session.prompt()
-        found = [*seen(session.output, columns, "explain"), "", "== at work ==", *at_work, ""]
+        found = [
+            *seen(session.output, columns, "explain"),
+            "",
+            "== at work ==",
+            *at_work,
+            "",
+        ]
     file = STORED / f"{columns}.txt"
     if os.environ.get("STORE_SCREENS"):
         file.write_text("\n".join(found))

@@ -1,8 +1,8 @@
-"""What two older systems do and no other test demonstrates: rows of the list of what pi-agent-core (P01 to P62) and the loop
-kernel (K01 to K29) do.
+"""What two older systems do and no other test demonstrates: rows of the list of what pi-agent-core
+(P01 to P62) and the loop kernel (K01 to K29) do.
 
-Most rows are shown where the part is tested: test_agent.py, test_hooks.py (K12), test_loop.py, test_golden.py, test_wire.py (K22),
-test_relay.py.
+Most rows are shown where the part is tested: test_agent.py, test_hooks.py (K12), test_loop.py,
+test_golden.py, test_wire.py (K22), test_relay.py.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def said(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-# ---- the order of hooks and requests ---------------------------------------------------------------------
+# ---- the order of hooks and requests -------------------------------------------------------------
 
 BEFORE = [
     *("on_length", "transform_context", "convert_to_llm", "get_api_key"),
@@ -63,7 +63,8 @@ RETURNS = {"on_length": False, "get_steering_messages": (), "get_follow_up_messa
 
 
 def test_every_hook_has_its_place_in_a_step() -> None:
-    """P05, P07, P30, K06: shorten, transform, convert, key, request hook, request, answer hook, tool hooks, queues."""
+    """P05, P07, P30, K06: shorten, transform, convert, key, request hook, request, answer hook,
+    tool hooks, queues."""
     order: list[str] = []
 
     def noting(name: str) -> Callable[..., Any]:
@@ -100,30 +101,49 @@ def test_the_answer_hook_changes_nothing_and_is_asked_once_for_each_answer() -> 
         seen.append(completion.text)
         return Completion("another", [], "stop", said("another"), Usage())
 
-    with serve(Reply("busy", status=503), Reply("half", cut=2), Reply("fine")) as server:
+    with serve(
+        Reply("busy", status=503),
+        Reply("half", cut=2),
+        Reply("fine"),
+    ) as server:
         _, result = ask(server, hooks=FunctionHooks(after_llm_call=look))
-    assert (result.text, roles(result.messages), seen) == ("fine", ["user", "assistant"], ["fine"])
+    assert result.text == "fine"
+    assert roles(result.messages) == ["user", "assistant"]
+    assert seen == ["fine"]
 
 
-# ---- messages, tools, images -----------------------------------------------------------------------------
+# ---- messages, tools, images ---------------------------------------------------------------------
 
 
 def test_a_request_is_the_prompt_the_messages_and_the_tools() -> None:
-    """P03, P10 to P12, P22: a tool is a name, a description, parameters; its label and the details of its results stay here."""
+    """P03, P10 to P12, P22: a tool is a name, a description, parameters; its label and the details
+    of its results stay here."""
 
     def weather(city: str, ctx: ToolContext) -> ToolResult:
         """Say how the weather is.
 
         city: where
         """
-        assert (ctx.session_id, ctx.call_id, ctx.abort.is_set()) == ("s1", starts[-1].id, False)
+        assert ctx.session_id == "s1"
+        assert ctx.call_id == starts[-1].id
+        assert ctx.abort.is_set() is False
         return ToolResult("rain", details={"diff": "+PRIVATE"})
 
-    starts, ends = list[ToolStart](), list[ToolEnd]()
+    starts = list[ToolStart]()
+    ends = list[ToolEnd]()
     heard = {"on_tool_call": starts.append, "on_tool_result": ends.append}
     made = tool(title=lambda arguments: f"of {arguments['city']}")(weather)
-    with serve(Reply(calls=[("weather", {"city": "Bergen"})]), Reply("Wet.")) as server:
-        agent = agent_of(server, tools=[made], system="Be brief.", session_id="s1", **heard)
+    with serve(
+        Reply(calls=[("weather", {"city": "Bergen"})]),
+        Reply("Wet."),
+    ) as server:
+        agent = agent_of(
+            server,
+            tools=[made],
+            system="Be brief.",
+            session_id="s1",
+            **heard,
+        )
         agent.run("And Bergen?")
     where = {"city": {"type": "string", "description": "where"}}
     parameters = {"type": "object", "properties": where, "required": ["city"]}
@@ -131,8 +151,10 @@ def test_a_request_is_the_prompt_the_messages_and_the_tools() -> None:
     schema = {"type": "function", "function": function | {"parameters": parameters}}
     assert server.requests[0]["tools"] == [schema]
     assert roles(server.requests[1]["messages"]) == ["system", "user", "assistant", "tool"]
-    assert starts[0].title == "weather of Bergen" and "of Bergen" not in str(server.requests)
-    assert ends[0].result.details == {"diff": "+PRIVATE"} and sent(server)[-1] == "rain"
+    assert starts[0].title == "weather of Bergen"
+    assert "of Bergen" not in str(server.requests)
+    assert ends[0].result.details == {"diff": "+PRIVATE"}
+    assert sent(server)[-1] == "rain"
     assert "PRIVATE" not in f"{server.requests}{agent.messages}"
 
 
@@ -145,13 +167,15 @@ def test_a_request_is_the_prompt_the_messages_and_the_tools() -> None:
     ids=["append", "reset"],
 )
 def test_nothing_is_done_to_the_messages_during_a_run(change: Callable[[Agent], None]) -> None:
-    """P52, P53: the loop's own list counts at its end, so that a change meanwhile would be undone."""
+    """P52, P53: the loop's own list counts at its end, so that a change meanwhile would be
+    undone."""
     with serve(Reply("ok")) as server:
         agent = agent_of(server)
         agent.subscribe(lambda event: change(agent) if isinstance(event, StepEnd) else None)
         with pytest.raises(RuntimeError, match="at work"):
             agent.prompt("go")
-        assert not agent.state.is_streaming and roles(agent.messages) == ["user", "assistant"]
+        assert not agent.state.is_streaming
+        assert roles(agent.messages) == ["user", "assistant"]
 
 
 def test_every_message_carries_when_it_came() -> None:
@@ -167,33 +191,56 @@ def test_every_message_carries_when_it_came() -> None:
         agent.continue_()
         assert "timestamp" not in str(server.requests)
     stamps = [message["meta"]["timestamp"] for message in agent.messages]
-    assert len(stamps) == 6 and sorted(stamps) == stamps
+    assert len(stamps) == 6
+    assert sorted(stamps) == stamps
     assert before <= stamps[0] <= stamps[-1] <= time.time_ns() // 1_000_000
-    assert agent.messages[-1]["content"] == "alpha beta" and "model" in agent.messages[-1]["meta"]
+    assert agent.messages[-1]["content"] == "alpha beta"
+    assert "model" in agent.messages[-1]["meta"]
 
 
-# ---- state -----------------------------------------------------------------------------------------------
+# ---- state ---------------------------------------------------------------------------------------
 
 
 def test_an_answer_is_in_the_list_when_it_is_whole_and_in_the_state_while_it_comes() -> None:
-    """P31, P38. pi puts the partial message into the list and changes it there; our list is what is sent."""
+    """P31, P38. pi puts the partial message into the list and changes it there; our list is what is
+    sent."""
     seen: list[tuple[str, Any, list[str]]] = []
-    with serve(Reply("void", cut=2), Reply("Fine.", reasoning="Hm. Well.")) as server:
+    with serve(
+        Reply("void", cut=2),
+        Reply("Fine.", reasoning="Hm. Well."),
+    ) as server:
         agent = agent_of(server)
         state = agent.state
         agent.subscribe(
-            lambda e: seen.append((e.type, state.stream_message, roles(agent.messages)))
+            lambda e: seen.append(
+                (
+                    e.type,
+                    state.stream_message,
+                    roles(agent.messages),
+                )
+            )
         )
         agent.run("go")
     coming = [m for kind, m, listed in seen if kind.endswith("_delta") and listed == ["user"]]
-    whole = [("", "void"), ("Hm.", ""), ("Hm. Well.", ""), ("Hm. Well.", "Fine.")]
-    assert [(each.get("reasoning", ""), each["content"]) for each in coming] == whole
+    whole = [
+        ("", "void"),
+        ("Hm.", ""),
+        ("Hm. Well.", ""),
+        ("Hm. Well.", "Fine."),
+    ]
+    assert [
+        (
+            each.get("reasoning", ""),
+            each["content"],
+        )
+        for each in coming
+    ] == whole
     assert ("retry", None, ["user"]) in seen, "what is void is gone"
     ends = [each for each in seen if each[0] == "message_end"]
     assert ends[-1] == ("message_end", None, ["user", "assistant"])
 
 
-# ---- queues ----------------------------------------------------------------------------------------------
+# ---- queues --------------------------------------------------------------------------------------
 
 
 def test_each_queue_can_be_cleared_and_told_how_much_to_give() -> None:
@@ -216,30 +263,36 @@ def test_each_queue_can_be_cleared_and_told_how_much_to_give() -> None:
             agent.follow_up(f"then {text}")
         agent.run("go")
         first = ["go", "one", "two"]
-        assert [sent(server, 0), sent(server, 1)] == [first, [*first, "a", "then one", "then two"]]
+        assert [sent(server, 0), sent(server, 1)] == [
+            first,
+            [*first, "a", "then one", "then two"],
+        ]
         assert len(server.requests) == 2
 
 
 def test_steering_during_the_last_answer_goes_on_with_the_run() -> None:
-    """P26, P27: pi asks behind turn_end, whether there were tools or not, and before it asks for follow-ups."""
+    """P26, P27: pi asks behind turn_end, whether there were tools or not, and before it asks for
+    follow-ups."""
     left = ["wait"]
     with serve(Reply("fine"), Reply("waiting")) as server:
         agent = agent_of(server)
         agent.subscribe(
             lambda event: agent.steer(left.pop()) if isinstance(event, TextDelta) and left else None
         )
-        assert agent.run("go").text == "waiting" and not agent.has_queued_messages
+        assert agent.run("go").text == "waiting"
+        assert not agent.has_queued_messages
         assert sent(server) == ["go", "fine", "wait"]
 
 
-# ---- errors, retries, aborts, limits ---------------------------------------------------------------------
+# ---- errors, retries, aborts, limits -------------------------------------------------------------
 
 
 def test_a_passing_failure_after_an_abort_is_the_abort() -> None:
     """K15, K16: the abort counts, not the error, and no time passes."""
 
     class Broken:
-        name, context_window = "broken", 100_000
+        name = "broken"
+        context_window = 100_000
 
         def stream(self, request: Request, abort: Abort) -> Generator[Event, None, Completion]:
             yield TextDelta("So: ")
@@ -248,7 +301,8 @@ def test_a_passing_failure_after_an_abort_is_the_abort() -> None:
 
     with promptly():
         result = Agent(Broken(), retry=RetryPolicy(base=60)).run("go")
-    assert (result.stop_reason, result.text) == ("aborted", "Request aborted.")
+    assert result.stop_reason == "aborted"
+    assert result.text == "Request aborted."
 
 
 def test_how_long_to_wait_is_a_strategy_that_can_be_replaced() -> None:
@@ -260,9 +314,16 @@ def test_how_long_to_wait_is_a_strategy_that_can_be_replaced() -> None:
             asked.append((error.kind, attempt))
             return None if error.kind == "server" else 0.0
 
-    slow, gateway = Reply("slow", status=429), Reply("gateway", status=400)
-    with serve(slow, gateway, Reply("half", cut=2), Reply("no", status=500)) as server:
-        assert ask(server, retry=Patient())[1].stop_reason == "error" and len(server.requests) == 4
+    slow = Reply("slow", status=429)
+    gateway = Reply("gateway", status=400)
+    with serve(
+        slow,
+        gateway,
+        Reply("half", cut=2),
+        Reply("no", status=500),
+    ) as server:
+        assert ask(server, retry=Patient())[1].stop_reason == "error"
+        assert len(server.requests) == 4
     kinds = ["rate_limit", "bad_request", "incomplete", "server"]
     assert asked == list(zip(kinds, (1, 2, 3, 4)))
     with serve(gateway) as server:
@@ -274,12 +335,17 @@ def test_where_compaction_is_used_up_the_run_goes_on_without_it() -> None:
     """K05: twice in a row, and a completed step begins a new row."""
     triggers: list[str] = []
     hooks = FunctionHooks(on_length=lambda messages, trigger, *_: not triggers.append(trigger))
-    with serve(*[Reply("busy", status=503)] * 3, ONE, Reply("fine")) as server:
+    with serve(
+        *[Reply("busy", status=503)] * 3,
+        ONE,
+        Reply("fine"),
+    ) as server:
         _, result = ask(server, tools=[add], hooks=hooks)
-    assert result.text == "fine" and triggers == ["threshold"] * 3
+    assert result.text == "fine"
+    assert triggers == ["threshold"] * 3
 
 
-# ---- in a script, in a notebook, from threads ------------------------------------------------------------
+# ---- in a script, in a notebook, from threads ----------------------------------------------------
 
 
 def test_an_interrupted_cell_leaves_an_agent_that_goes_on() -> None:
@@ -297,7 +363,8 @@ def test_an_interrupted_cell_leaves_an_agent_that_goes_on() -> None:
         with promptly(), pytest.raises(KeyboardInterrupt):
             agent.run("one")
         thread.join()
-        assert agent.wait_for_idle(0) and contents(agent.messages) == ["one", "alpha beta"]
+        assert agent.wait_for_idle(0)
+        assert contents(agent.messages) == ["one", "alpha beta"]
         assert agent.run("two").text == "Yes?"
         assert sent(server) == ["one", "alpha beta", "two"]
 
@@ -309,7 +376,8 @@ def test_a_prompt_in_one_thread_is_watched_steered_and_aborted_from_others() -> 
         worker = threading.Thread(target=agent.prompt, args=("hi",))
         worker.start()
         until(lambda: (agent.state.stream_message or {}).get("content") == "alpha beta")
-        assert agent.state.is_streaming and not agent.wait_for_idle(0.01)
+        assert agent.state.is_streaming
+        assert not agent.wait_for_idle(0.01)
         assert roles(agent.messages) == ["user"]
         with pytest.raises(RuntimeError, match="steer"):
             agent.prompt("no")
@@ -318,17 +386,19 @@ def test_a_prompt_in_one_thread_is_watched_steered_and_aborted_from_others() -> 
         waiter.start()
         agent.abort()
         waiter.join(30)
-        assert not waiter.is_alive() and agent.wait_for_idle(0)
+        assert not waiter.is_alive()
+        assert agent.wait_for_idle(0)
         worker.join()
         assert contents(agent.messages) == ["hi", "alpha beta"]
         assert agent.messages[-1]["meta"]["aborted"]
         until(lambda: server.gone == 1, "the server sees that the connection is closed")
-        assert agent.has_queued_messages and agent.prompt("go on").text == "again"
+        assert agent.has_queued_messages
+        assert agent.prompt("go on").text == "again"
         assert sent(server) == ["hi", "alpha beta", "go on", "later"]
         assert_all_valid(server)
 
 
-# ---- the tools of one request ----------------------------------------------------------------------------
+# ---- the tools of one request --------------------------------------------------------------------
 
 
 def test_a_hook_decides_which_tools_a_request_offers_and_those_are_the_ones_that_run() -> None:
@@ -349,9 +419,17 @@ def test_a_hook_decides_which_tools_a_request_offers_and_those_are_the_ones_that
         left = [each for each in request.tools if each != double.schema]
         request.tools[:] = [double, half] if len(request.messages) < 3 else left
 
-    calls = [*ONE.calls, ("double", {"number": 4}), ("half", {"number": 8})]
+    calls = [
+        *ONE.calls,
+        ("double", {"number": 4}),
+        ("half", {"number": 8}),
+    ]
     with serve(Reply(calls=calls), ONE, Reply("done")) as server:
-        _, result = ask(server, tools=[add], hooks=FunctionHooks(before_llm_call=choose))
+        _, result = ask(
+            server,
+            tools=[add],
+            hooks=FunctionHooks(before_llm_call=choose),
+        )
         assert_all_valid(server)
     offered = [[each["function"]["name"] for each in body["tools"]] for body in server.requests]
     assert offered == [["double", "half"], ["add"], ["add"]]
@@ -359,14 +437,17 @@ def test_a_hook_decides_which_tools_a_request_offers_and_those_are_the_ones_that
     assert contents(result.messages, "tool") == [unknown, "8", "4", "3"]
 
 
-# ---- the list is the truth -------------------------------------------------------------------------------
+# ---- the list is the truth -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("profile", [{}, {"strict_turns": True}])
 @pytest.mark.parametrize("where", ["a subscriber", "transform_context", "before_tool_call"])
 def test_a_message_that_is_changed_in_place_is_sent_changed(where: str, profile: Any) -> None:
     """In the middle of a run, after it was sent once."""
-    parts = [{"type": "text", "text": "my key is sk-1"}, {"type": "text", "text": "use it"}]
+    parts = [
+        {"type": "text", "text": "my key is sk-1"},
+        {"type": "text", "text": "use it"},
+    ]
     messages = [user("my key is sk-1"), user(parts)]
 
     def redact(listed: Any = None, *_: Any) -> Any:
@@ -376,16 +457,26 @@ def test_a_message_that_is_changed_in_place_is_sent_changed(where: str, profile:
 
     subscribing = where == "a subscriber"
     hooks = {} if subscribing else {"hooks": FunctionHooks(**{where: redact})}
-    options = {"tools": [add], "messages": messages, "model": {"profile": profile}} | hooks
+    options = {
+        "tools": [add],
+        "messages": messages,
+        "model": {"profile": profile},
+    } | hooks
     with serve(ONE, AGAIN, Reply("done")) as server:
         ask(server, "And now?", each=redact if subscribing else None, **options)
         assert_all_valid(server)
         texts = [str(body["messages"]) for body in server.requests]
-    found = [(text.count("sk-1"), text.count("***")) for text in texts]
+    found = [
+        (
+            text.count("sk-1"),
+            text.count("***"),
+        )
+        for text in texts
+    ]
     assert found == [(2, 0), (0, 2), (0, 2)]
 
 
-# ---- images, tools of one's own, and what an agent is given ----------------------------------------------
+# ---- images, tools of one's own, and what an agent is given --------------------------------------
 
 
 def test_a_tool_knows_the_message_that_called_it() -> None:
@@ -397,11 +488,16 @@ def test_a_tool_knows_the_message_that_called_it() -> None:
         seen.append(ctx.message_id)
 
     calls = [("where", {"number": number}) for number in range(3)]
-    with serve(Reply(calls=calls[:2]), Reply(calls=calls[2:]), Reply("x")) as server:
+    with serve(
+        Reply(calls=calls[:2]),
+        Reply(calls=calls[2:]),
+        Reply("x"),
+    ) as server:
         _, result = ask(server, tools=[where])
         assert_all_valid(server)
     ids = [m["meta"]["message_id"] for m in result.messages if m["role"] == "assistant"]
-    assert seen == [ids[0], ids[0], ids[1]] and len(set(ids)) == 3
+    assert seen == [ids[0], ids[0], ids[1]]
+    assert len(set(ids)) == 3
 
 
 @pytest.mark.parametrize("kind", [Toolset, ParallelTools])
@@ -415,7 +511,10 @@ def test_a_tool_may_ask_the_person_a_question(kind: type[Toolset]) -> None:
         if isinstance(event, QuestionAsked) and "colour" in event.question:
             event.reply(event.options[1])
 
-    calls = [("choose", {"of": "colour"}), ("choose", {"of": "size"})]
+    calls = [
+        ("choose", {"of": "colour"}),
+        ("choose", {"of": "size"}),
+    ]
     with serve(Reply(calls=calls), Reply("done")) as server:
         tools = kind([quick(choose, concurrent=True)])
         events, result = ask(server, tools=tools, each=reply)
@@ -437,11 +536,14 @@ def test_what_an_agent_is_given_counts_or_fails_at_once() -> None:
             "reasoning_budgets": {"high": 9},
         }
         agent = Agent("m", base_url=server.url, api_key="k", **options)
-        assert agent.run("hi").text == "yes" and before == ["one", "two"]
+        assert agent.run("hi").text == "yes"
+        assert before == ["one", "two"]
         agent.set_model("another")
         model = agent.state.model
-        assert isinstance(model, ChatModel) and model.reasoning_budgets == {"high": 9}
-        assert agent.run("hi").text == "yes" and server.requests[-1]["model"] == "another"
+        assert isinstance(model, ChatModel)
+        assert model.reasoning_budgets == {"high": 9}
+        assert agent.run("hi").text == "yes"
+        assert server.requests[-1]["model"] == "another"
         assert server.heads[-1]["authorization"] == "Bearer k"
         with pytest.raises(TypeError, match="a model is a ChatModel"):
             agent_of(server).set_model("another")
@@ -455,11 +557,15 @@ def test_what_an_agent_is_given_counts_or_fails_at_once() -> None:
 NOTICE = {"role": "notice", "content": "x"}
 
 
-@pytest.mark.parametrize("messages", [[], [NOTICE], [user("hi"), said("yes")]])
+@pytest.mark.parametrize(
+    "messages",
+    [[], [NOTICE], [user("hi"), said("yes")]],
+)
 def test_a_run_without_anything_to_answer_is_refused(messages: list[Message]) -> None:
     why = r"no message to continue from|the last message is a finished answer"
     with serve(Reply("yes")) as server:
-        model, given = ChatModel("m", base_url=server.url), [user("go")]
+        model = ChatModel("m", base_url=server.url)
+        given = [user("go")]
         with pytest.raises(ValueError, match=why):
             drive(run_loop(messages, model))
         assert not server.requests

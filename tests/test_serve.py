@@ -1,4 +1,5 @@
-"""`coder serve` from outside: sessions, streams, questions, restarts, and whoever must not come in."""
+"""`coder serve` from outside: sessions, streams, questions, restarts, and whoever must not come
+in."""
 
 from __future__ import annotations
 
@@ -52,12 +53,15 @@ def test_a_prompt_is_answered_after_two_permissions(served: Served) -> None:
     session = served.new()
     served.prompt(session, f"write it, my key is {served.key}")
     asked = served.answer()
-    assert asked["permission"] == "edit" and "+<b>two</b>" in asked["metadata"]["diff"]
+    assert asked["permission"] == "edit"
+    assert "+<b>two</b>" in asked["metadata"]["diff"]
     assert not (served.ws / "made.txt").exists() or served.permission()["id"] != asked["id"]
     second = served.answer()
-    assert (second["permission"], second["title"]) == ("bash", "touch by-command.txt")
+    assert second["permission"] == "bash"
+    assert second["title"] == "touch by-command.txt"
     until(lambda: served.is_idle(session))
-    assert (served.ws / "made.txt").exists() and (served.ws / "by-command.txt").exists()
+    assert (served.ws / "made.txt").exists()
+    assert (served.ws / "by-command.txt").exists()
     prompt, answer, end = served.get(f"/session/{session}/message")
     assert prompt["info"]["role"] == "user"
     assert [part["type"] for part in answer["parts"]] == ["text", "tool", "tool"]
@@ -79,12 +83,16 @@ def test_the_answer_to_a_prompt_is_the_last_message(served: Served) -> None:
 def test_a_prompt_can_name_an_agent_and_hold_an_image(served: Served) -> None:
     session = served.new()
     url = "data:image/png;base64,iVBORw0KGgo="
-    parts = [{"type": "text", "text": "hello"}, {"type": "file", "mime": "image/png", "url": url}]
+    parts = [
+        {"type": "text", "text": "hello"},
+        {"type": "file", "mime": "image/png", "url": url},
+    ]
     served.post(f"/session/{session}/message", parts=parts, agent="plan")
     [_, image] = sent(served.server)[-1]
     assert image["image_url"]["url"] == url
     names = {tool["function"]["name"] for tool in served.server.requests[-1]["tools"]}
-    assert "read" in names and "write" not in names
+    assert "read" in names
+    assert "write" not in names
 
 
 def test_a_question_is_answered_by_whoever_comes_first(served: Served) -> None:
@@ -99,7 +107,8 @@ def test_a_question_is_answered_by_whoever_comes_first(served: Served) -> None:
         assert served.ask("POST", route, body)[0] == 400
     assert served.ask("POST", path, {"response": "reject"}) == (200, True)
     status, problem = served.ask("POST", path, {"response": "once"})
-    assert status == 404 and "waits" in problem["data"]["message"]
+    assert status == 404
+    assert "waits" in problem["data"]["message"]
     served.finish(session)
     assert not (served.ws / "made.txt").exists()
 
@@ -123,7 +132,8 @@ def test_commands_do_not_get_the_token(served: Served) -> None:
     served.prompt(session, "environment")
     served.finish(session)
     answer = served.texts(session)[-1]
-    assert "HOME=" in answer and TOKEN not in answer
+    assert "HOME=" in answer
+    assert TOKEN not in answer
 
 
 def test_an_abort_ends_the_run_also_at_its_very_beginning(served: Served) -> None:
@@ -151,7 +161,8 @@ def test_sessions_work_side_by_side_in_their_folders(served: Served, tmp_path: P
     assert {asked["sessionID"] for asked in served.get("/permission")} == sessions.keys()
     for session, folder in sessions.items():
         served.finish(session)
-        assert (folder / "made.txt").exists() and (folder / "by-command.txt").exists()
+        assert (folder / "made.txt").exists()
+        assert (folder / "by-command.txt").exists()
     [listed] = served.get(f"/session?directory={other}")
     assert listed["directory"] == str(other)
 
@@ -160,7 +171,10 @@ def test_the_last_run_is_undone_and_done_again(served: Served) -> None:
     session = served.new()
     served.prompt(session, "hello")
     until(lambda: served.is_idle(session))
-    with served.events(f"/session/{session}/event") as events, served.events("/event") as others:
+    with (
+        served.events(f"/session/{session}/event") as events,
+        served.events("/event") as others,
+    ):
         until_type(events, "run_end")
         until_type(others, "server.connected")
         served.prompt(session, "write")
@@ -234,14 +248,21 @@ def test_after_a_kill_the_session_goes_on(tmp_path: Path, model: ScriptedServer)
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, id="int"), pytest.param(signal.SIGTERM, id="term")]
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="int"),
+        pytest.param(signal.SIGTERM, id="term"),
+    ],
 )
 def test_a_signal_ends_the_server_its_runs_and_its_streams(
     tmp_path: Path, model: ScriptedServer, number: signal.Signals
 ) -> None:
     with Served(tmp_path, model) as served:
         session = served.new()
-        with served.events("/event") as events, served.events(f"/session/{session}/event") as own:
+        with (
+            served.events("/event") as events,
+            served.events(f"/session/{session}/event") as own,
+        ):
             until_type(events, "server.connected")
             served.prompt(session, "long")
             until_type(own, "text_delta")
@@ -279,7 +300,8 @@ def test_the_page_is_for_everybody_and_holds_nothing(served: Served) -> None:
     text = answer.read().decode()
     connection.close()
     assert answer.status == 200
-    assert TOKEN not in text and "script-src 'sha256-" in answer.headers["content-security-policy"]
+    assert TOKEN not in text
+    assert "script-src 'sha256-" in answer.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize(
@@ -295,11 +317,21 @@ def test_the_page_is_for_everybody_and_holds_nothing(served: Served) -> None:
         pytest.param("/session/ID/message", b"[]", 400, id="no object"),
         pytest.param("/session/ID/message", {}, 400, id="no parts"),
         pytest.param("/session/ID/message", {"parts": []}, 400, id="empty"),
-        pytest.param("/session/ID/message", {"parts": [{"type": "agent"}]}, 400, id="other part"),
+        pytest.param(
+            "/session/ID/message",
+            {"parts": [{"type": "agent"}]},
+            400,
+            id="other part",
+        ),
         pytest.param(
             "/session/ID/message", {"parts": [], "noReply": True}, 400, id="not supported"
         ),
-        pytest.param("/session/ID/message", {"parts": 1, "model": 2}, 400, id="no parts at all"),
+        pytest.param(
+            "/session/ID/message",
+            {"parts": 1, "model": 2},
+            400,
+            id="no parts at all",
+        ),
         pytest.param(
             "/session/ID/message",
             {"parts": [{"type": "text", "text": "x"}], "agent": "nobody"},
@@ -328,7 +360,11 @@ def memory_of(process: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "is_chunked", [pytest.param(True, id="chunked"), pytest.param(False, id="sized")]
+    "is_chunked",
+    [
+        pytest.param(True, id="chunked"),
+        pytest.param(False, id="sized"),
+    ],
 )
 def test_a_body_that_is_too_large_is_refused_and_not_kept(served: Served, is_chunked: bool) -> None:
     session = served.new()
@@ -363,13 +399,15 @@ def test_a_second_writer_of_a_session_is_refused(served: Served, model: Scripted
     for path in ("message", "prompt_async", "revert"):
         body = {} if path == "revert" else {"parts": parts}
         status, problem = served.ask("POST", f"/session/{session}/{path}", body)
-        assert status == 409 and "at work" in problem["data"]["message"]
+        assert status == 409
+        assert "at work" in problem["data"]["message"]
     # Another program that has the same sessions
     data = str(served.home / ".data")
     with Served(served.ws / "other", model, XDG_DATA_HOME=data) as other:
         assert other.texts(session)[0] == "write"
         status, problem = other.ask("POST", f"/session/{session}/message", {"parts": parts})
-        assert status == 409 and "open in another process" in problem["data"]["message"]
+        assert status == 409
+        assert "open in another process" in problem["data"]["message"]
     served.finish(session)
 
 
@@ -377,7 +415,13 @@ def test_a_second_writer_of_a_session_is_refused(served: Served, model: Scripted
 
 
 def test_a_port_in_use_is_one_line(served: Served, model: ScriptedServer) -> None:
-    with OneShot(served.ws / "other", model, "serve", "--port", str(served.port)) as second:
+    with OneShot(
+        served.ws / "other",
+        model,
+        "serve",
+        "--port",
+        str(served.port),
+    ) as second:
         assert second.end() == 2
         assert second.err.splitlines()[-1] == f"coder: port {served.port}: Address already in use"
 
@@ -403,7 +447,8 @@ def test_a_random_token_is_printed_once(tmp_path: Path, model: ScriptedServer) -
         assert served.child.stdout
         token = served.child.stdout.readline().decode().removeprefix("Token: ").strip()
         page = served.child.stdout.readline().decode().removeprefix("Page: ").strip()
-        assert page == f"{served.url}#token={token}" and len(token) >= 32
+        assert page == f"{served.url}#token={token}"
+        assert len(token) >= 32
         assert served.ask("GET", "/session")[0] == 401
         served.token = token
         assert served.get("/session") == []
@@ -448,7 +493,11 @@ def test_the_events_of_a_run_are_as_the_openapi_file_says(served: Served) -> Non
 )
 def test_the_sdk_of_opencode_is_a_client(served: Served) -> None:
     script = served.folder / "temp" / "client.mjs"
-    [code] = re.findall(r"```js\n(.*?)```", (ROOT / "docs" / "serve.md").read_text(), re.S)
+    [code] = re.findall(
+        r"```js\n(.*?)```",
+        (ROOT / "docs" / "serve.md").read_text(),
+        re.S,
+    )
     script.write_text(code)
     modules = script.with_name("node_modules")
     modules.symlink_to(os.environ["OPENCODE_SDK"])
@@ -481,7 +530,8 @@ def test_curl_alone_is_a_client(served: Served) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert (served.ws / "made.txt").exists() and (served.ws / "by-command.txt").exists()
+    assert (served.ws / "made.txt").exists()
+    assert (served.ws / "by-command.txt").exists()
     assert '"status":"completed"' in done.stdout
 
 
@@ -492,12 +542,18 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, model: ScriptedS
     paths = f"{tmp_path / 'shadow'}{os.pathsep}{ROOT}"
     with OneShot(tmp_path / "place", model, "serve", PYTHONPATH=paths) as lacking:
         assert lacking.end() == 2
-        assert "serve needs a package: " in lacking.err and "[serve]" in lacking.err
+        assert "serve needs a package: " in lacking.err
+        assert "[serve]" in lacking.err
 
 
 def test_nothing_of_it_is_imported_for_a_task() -> None:
     code = "import sys, coder.cli.main, coder.cli.one_shot; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
     assert done.returncode == 0
     assert not {"starlette", "uvicorn", "asyncio", "coder.doors", "coder.cli.serve"} & {
         *done.stdout.split()

@@ -34,7 +34,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    with ScriptedServer(reply_by_prompt) as model, Served(tmp_path, model) as made:
+    with (
+        ScriptedServer(reply_by_prompt) as model,
+        Served(tmp_path, model) as made,
+    ):
         yield made
 
 
@@ -63,7 +66,8 @@ def wait_for_question(page: Page) -> None:
 def test_a_question_is_shown_with_its_diff_and_answered(page: Page, served: Served) -> None:
     prompt(page, "write")
     wait_for_question(page)
-    assert "edit: made.txt" in page.text and "+<b>two</b>" in page.text
+    assert "edit: made.txt" in page.text
+    assert "+<b>two</b>" in page.text
     assert count(page, f"{QUESTION} .added") >= 2
     assert page.value("document.documentElement.scrollWidth") == 390
     page.click(FIRST_ANSWER)
@@ -72,7 +76,8 @@ def test_a_question_is_shown_with_its_diff_and_answered(page: Page, served: Serv
     page.click(FIRST_ANSWER)
     until(lambda: "Done:" in page.text, "the answer")
     assert count(page, QUESTION) == 0
-    assert (served.ws / "made.txt").exists() and (served.ws / "by-command.txt").exists()
+    assert (served.ws / "made.txt").exists()
+    assert (served.ws / "by-command.txt").exists()
     assert count(page, ".answer b") == 1  # **write**
 
     page.click("#undo")
@@ -102,7 +107,8 @@ def test_a_double_click_answers_one_question_of_two(page: Page, served: Served) 
     assert page.value("window.open_at_once") == 0
     wait_for_question(page)
     second = served.permission()
-    assert (first["permission"], second["permission"]) == ("external_directory", "read")
+    assert first["permission"] == "external_directory"
+    assert second["permission"] == "read"
     assert first["callID"] == second["callID"]
     page.click(FIRST_ANSWER)
     until(lambda: "NAME=value" in page.text, "the answer")
@@ -117,7 +123,8 @@ def test_a_second_tab_and_a_reload_show_the_run_and_its_question(
     for tab in (page, second):
         tab.call("Page.reload")
         wait_for_question(tab)
-        assert "I write it." in tab.text and "edit: made.txt" in tab.text
+        assert "I write it." in tab.text
+        assert "edit: made.txt" in tab.text
     second.click(FIRST_ANSWER)
     until(lambda: "bash: touch" in page.text and "edit: made" not in page.text, "answered there")
     second.close()

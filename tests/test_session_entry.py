@@ -94,10 +94,13 @@ def test_a_session_has_what_the_command_line_has(tmp_path: Path, home: Path) -> 
         events, result = run(session)
         system = server.requests[0]["messages"][0]["content"]
         tools = {each["function"]["name"] for each in server.requests[0]["tools"]}
-        assert session.is_kept and session.settings.host in server.url
-    assert (result.stop_reason, result.text) == ("stop", "Done.")
+        assert session.is_kept
+        assert session.settings.host in server.url
+    assert result.stop_reason == "stop"
+    assert result.text == "Done."
     assert roles(session.messages) == ["user", "assistant"]
-    assert "Say please." in system and str(tmp_path / "ws") in system
+    assert "Say please." in system
+    assert str(tmp_path / "ws") in system
     assert {"read", "edit", "write", "bash", "grep", "task", "todo", "ask_user"} <= tools
     assert events[-1].type in ("run_end", "status")
     assert (home / ".local/share/coder/sessions.db").exists()
@@ -122,14 +125,19 @@ def test_two_sessions_in_two_folders_work_side_by_side(tmp_path: Path) -> None:
         opened(tmp_path / "one", first, rules=rules) as one,
         opened(tmp_path / "two", second, rules=rules) as two,
     ):
-        threads = [in_thread(lambda: work(one)), in_thread(lambda: work(two))]
+        threads = [
+            in_thread(lambda: work(one)),
+            in_thread(lambda: work(two)),
+        ]
         for thread in threads:
             thread.join(30)
         for session in (one, two):
             assert (session.cwd / "pwd.txt").read_text() == f"{session.cwd}\n"
         undone = one.undo()
-        assert isinstance(undone, UndoResult) and undone.paths == ["mine.txt", "pwd.txt"]
-        assert list(one.cwd.iterdir()) == [] and one.messages == []
+        assert isinstance(undone, UndoResult)
+        assert undone.paths == ["mine.txt", "pwd.txt"]
+        assert list(one.cwd.iterdir()) == []
+        assert one.messages == []
         assert sorted(each.name for each in two.cwd.iterdir()) == ["mine.txt", "pwd.txt"]
         assert one.id != two.id
         one.redo()
@@ -203,7 +211,8 @@ def test_an_answer_may_come_before_the_next_event_is_taken(tmp_path: Path) -> No
                 [question] = session.questions
                 assert question is event
                 assert session.answer(event.id, "once")
-                assert session.questions == [] and not session.answer(event.id, "no")
+                assert session.questions == []
+                assert not session.answer(event.id, "no")
         assert (tmp_path / "ws" / "new.txt").exists()
 
 
@@ -218,7 +227,10 @@ def test_the_consumer_of_the_events_may_reply(tmp_path: Path) -> None:
 
 def test_always_counts_for_the_session(tmp_path: Path) -> None:
     again = Reply(calls=[("write", {"path": "other.txt", "content": "x"})])
-    with serve(WRITE, again, DONE) as server, opened(tmp_path / "ws", server) as session:
+    with (
+        serve(WRITE, again, DONE) as server,
+        opened(tmp_path / "ws", server) as session,
+    ):
         answering = in_thread(lambda: answer_first(session, "always"))
         events, _ = run(session)
         answering.join()
@@ -237,15 +249,22 @@ def test_without_an_answer_in_time_it_is_no(tmp_path: Path) -> None:
 
 
 def test_a_session_that_does_not_ask_never_waits(tmp_path: Path) -> None:
-    with serve(WRITE, DONE) as server, opened(tmp_path / "ws", server, ask=False) as session:
+    with (
+        serve(WRITE, DONE) as server,
+        opened(tmp_path / "ws", server, ask=False) as session,
+    ):
         events, _ = run(session)
         offered = {each["function"]["name"] for each in server.requests[0]["tools"]}
     assert "needs permission" in results(server)[0]
-    assert "ask_user" not in offered and not all_of(PermissionAsked, events)
+    assert "ask_user" not in offered
+    assert not all_of(PermissionAsked, events)
 
 
 def test_a_cancel_ends_the_wait_for_an_answer(tmp_path: Path) -> None:
-    with serve(WRITE, DONE) as server, opened(tmp_path / "ws", server) as session:
+    with (
+        serve(WRITE, DONE) as server,
+        opened(tmp_path / "ws", server) as session,
+    ):
 
         def cancel() -> None:
             until(lambda: session.questions, "a question")
@@ -253,7 +272,8 @@ def test_a_cancel_ends_the_wait_for_an_answer(tmp_path: Path) -> None:
 
         in_thread(cancel)
         _, result = run(session)
-        assert result.stop_reason == "aborted" and session.questions == []
+        assert result.stop_reason == "aborted"
+        assert session.questions == []
 
 
 @pytest.mark.parametrize(
@@ -281,7 +301,14 @@ def test_a_repeated_call_is_a_question(tmp_path: Path, answer: str, number: int)
 
 
 def test_a_question_of_the_model_takes_any_text(tmp_path: Path) -> None:
-    ask = Reply(calls=[("ask_user", {"question": "Which?", "options": ["a", "b"]})])
+    ask = Reply(
+        calls=[
+            (
+                "ask_user",
+                {"question": "Which?", "options": ["a", "b"]},
+            )
+        ]
+    )
     with serve(ask, DONE) as server, opened(tmp_path / "ws", server) as session:
         answering = in_thread(lambda: answer_first(session, "the red one"))
         run(session)
@@ -311,7 +338,8 @@ def test_a_question_of_a_sub_agent_has_an_id_of_its_own(tmp_path: Path) -> None:
     [nested] = [
         event for event in all_of(Nested, events) if isinstance(innermost(event), PermissionAsked)
     ]
-    assert nested.agent == "general" and result.text == "Done."
+    assert nested.agent == "general"
+    assert result.text == "Done."
     assert (tmp_path / "ws" / "new.txt").exists()
 
 
@@ -320,8 +348,14 @@ def test_a_question_of_a_sub_agent_has_an_id_of_its_own(tmp_path: Path) -> None:
 
 def test_no_cancel_is_lost_from_the_return_of_prompt_on(tmp_path: Path) -> None:
     reasons = []
-    with serve(LONG) as server, opened(tmp_path / "ws", server, keep=False) as session:
-        for delay in (0.0, *(random.uniform(0, 0.02) for _ in range(30))):
+    with (
+        serve(LONG) as server,
+        opened(tmp_path / "ws", server, keep=False) as session,
+    ):
+        for delay in (
+            0.0,
+            *(random.uniform(0, 0.02) for _ in range(30)),
+        ):
             events = session.prompt("go")
             clock = threading.Timer(delay, session.cancel)
             clock.start()
@@ -395,9 +429,13 @@ def test_an_async_loop_that_is_left_cancels_the_run(tmp_path: Path) -> None:
             await task
 
     for way in (leave, cancel_task):
-        with serve(LONG) as server, opened(tmp_path / way.__name__, server) as session:
+        with (
+            serve(LONG) as server,
+            opened(tmp_path / way.__name__, server) as session,
+        ):
             asyncio.run(way(session))
-            assert session.agent.token.is_set() and not session.agent.state.is_streaming
+            assert session.agent.token.is_set()
+            assert not session.agent.state.is_streaming
             assert roles(session.messages) == ["user", "assistant"]
 
 
@@ -415,7 +453,10 @@ def test_a_close_ends_the_run_of_a_loop_that_was_only_left(tmp_path: Path) -> No
         session.close()
         assert not session.agent.state.is_streaming
 
-    with serve(Reply("word " * 5_000)) as server, opened(tmp_path, server) as session:
+    with (
+        serve(Reply("word " * 5_000)) as server,
+        opened(tmp_path, server) as session,
+    ):
         asyncio.run(leave(session))
 
 
@@ -497,7 +538,8 @@ def test_another_agent_and_another_model_work_from_the_next_run_on(tmp_path: Pat
         run(session)
         session.use(model="other")
         run(session)
-        assert (session.spec.name, session.model.name) == ("plan", "other")
+        assert session.spec.name == "plan"
+        assert session.model.name == "other"
         session.use(agent="build", model="third")
         run(session)
         with pytest.raises(CoderError, match="no agent 'nobody'"):
@@ -519,7 +561,10 @@ def test_a_program_brings_rules_tools_and_a_prompt(tmp_path: Path) -> None:
 
     call = Reply(calls=[("forecast", {"city": "Oslo"})])
     options = {"rules": {"forecast": "allow"}, "tools": [forecast], "append_system": "Be kind."}
-    with serve(call, DONE) as server, opened(tmp_path / "ws", server, **options) as session:
+    with (
+        serve(call, DONE) as server,
+        opened(tmp_path / "ws", server, **options) as session,
+    ):
         run(session)
     assert results(server) == ["Rain in Oslo."]
     assert server.requests[0]["messages"][0]["content"].endswith("\n\nBe kind.")
@@ -540,13 +585,16 @@ def test_a_conversation_goes_on_in_another_session(tmp_path: Path) -> None:
         with opened(tmp_path / "ws", server, agent="plan") as session:
             run(session, "first")
         with opened(tmp_path / "ws", server, resume=session.id) as again:
-            assert (again.id, again.spec.name) == (session.id, "plan")
+            assert again.id == session.id
+            assert again.spec.name == "plan"
             assert again.messages == session.messages
             run(again, "second")
         with opened(tmp_path / "ws", server, resume=True, agent="build") as newest:
-            assert (newest.id, newest.spec.name) == (session.id, "build")
+            assert newest.id == session.id
+            assert newest.spec.name == "build"
             newest.begin()
-            assert newest.id != session.id and newest.messages == []
+            assert newest.id != session.id
+            assert newest.messages == []
             newest.resume(session.id)
             assert contents(newest.messages, "user") == ["first", "second"]
     assert sent(server)[1:] == ["first", "Done.", "second"]
@@ -560,9 +608,13 @@ def test_two_sessions_cannot_have_one_conversation(tmp_path: Path) -> None:
 
 
 def test_nothing_is_kept_where_that_is_not_wanted(tmp_path: Path, home: Path) -> None:
-    with serve(DONE) as server, opened(tmp_path / "ws", server, keep=False) as session:
+    with (
+        serve(DONE) as server,
+        opened(tmp_path / "ws", server, keep=False) as session,
+    ):
         run(session)
-        assert session.id and not session.is_kept
+        assert session.id
+        assert not session.is_kept
     assert not (home / ".local").exists()
 
 
@@ -579,12 +631,18 @@ def test_a_server_has_folders_of_its_own(tmp_path: Path, home: Path) -> None:
     skill.mkdir(parents=True)
     (skill / "SKILL.md").write_text("---\ndescription: reads pages\n---\nRead.")
     options = {"config": tmp_path / "config", "data": tmp_path / "data"}
-    with serve(DONE) as server, opened(tmp_path / "ws", server, **options) as session:
+    with (
+        serve(DONE) as server,
+        opened(tmp_path / "ws", server, **options) as session,
+    ):
         run(session)
     system = server.requests[0]["messages"][0]["content"]
-    assert "its own" in system and "somebody else" not in system and "reads pages" not in system
+    assert "its own" in system
+    assert "somebody else" not in system
+    assert "reads pages" not in system
     assert "bash" not in {each["function"]["name"] for each in server.requests[0]["tools"]}
-    assert (tmp_path / "data/sessions.db").exists() and not (home / ".local").exists()
+    assert (tmp_path / "data/sessions.db").exists()
+    assert not (home / ".local").exists()
 
 
 def test_an_mcp_server_is_told_the_folder_of_the_session(tmp_path: Path) -> None:
@@ -595,7 +653,10 @@ def test_an_mcp_server_is_told_the_folder_of_the_session(tmp_path: Path) -> None
     (config / "mcp.json").write_text(json.dumps({"mcpServers": {"io": entry}}))
     call = Reply(calls=[("io__facts", {"variable": "HOME"})])
     options = {"config": config, "rules": {"mcp": "allow"}}
-    with serve(call, DONE) as server, opened(tmp_path / "ws", server, **options) as session:
+    with (
+        serve(call, DONE) as server,
+        opened(tmp_path / "ws", server, **options) as session,
+    ):
         run(session)
     assert str(tmp_path / "ws") in results(server)[0]
 

@@ -1,4 +1,5 @@
-"""Sessions on disk: what is in the file is what was in memory, whatever happens. Groups SES and INV of the reference."""
+"""Sessions on disk: what is in the file is what was in memory, whatever happens. Groups SES and INV
+of the reference."""
 
 from __future__ import annotations
 
@@ -44,7 +45,10 @@ from tests.test_random import QUICK, TOOLS, Left, Moment, drawn
 
 TWO = Reply(
     "Let me see.",
-    calls=[("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})],
+    calls=[
+        ("add", {"a": 1, "b": 2}),
+        ("add", {"a": 3, "b": 4}),
+    ],
     reasoning="Two sums.",
 )
 SHORTENED = Compacted("manual", 1, {"messages": 4}, {"messages": 1}, "summary")
@@ -84,7 +88,13 @@ def table(store: Store, session_id: str) -> list[tuple[int, str]]:
     """(active, content) of all messages ever, in the order of a transcript."""
     query = "SELECT active, data FROM message WHERE session = ? ORDER BY position"
     rows = store.rows(query, session_id)
-    return [(row["active"], json.loads(row["data"])["content"]) for row in rows]
+    return [
+        (
+            row["active"],
+            json.loads(row["data"])["content"],
+        )
+        for row in rows
+    ]
 
 
 def active(store: Store, session_id: str) -> list[Message]:
@@ -101,7 +111,13 @@ def python(code: str, *arguments: str) -> subprocess.Popen[str]:
     """A child process that runs `code`."""
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        text=True,
+        stdin=pipe,
+        stdout=pipe,
+    )
 
 
 # ---- the file ----------------------------------------------------------------------------------
@@ -111,10 +127,18 @@ def python(code: str, *arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("mask", [0o000, 0o022])
 def test_the_file_is_its_owners_alone_or_is_tightened(tmp_path: Path, mask: int) -> None:
     (tmp_path / "project.txt").touch(0o644)
-    before, names = os.umask(mask), ("", "-wal", "-shm")
+    before = os.umask(mask)
+    names = ("", "-wal", "-shm")
     path = tmp_path / "share" / "coder" / "sessions.db"
     try:
-        with Store(path) as store, Recorder(store, store.create("/ws"), []):
+        with (
+            Store(path) as store,
+            Recorder(
+                store,
+                store.create("/ws"),
+                [],
+            ),
+        ):
             locks = path.with_name("sessions.db.locks")
             for name in names:
                 os.chmod(f"{path}{name}", 0o644)
@@ -146,9 +170,14 @@ def test_a_file_of_a_newer_version_or_another_program_is_not_touched(tmp_path: P
         before = path.read_bytes(), path.stat().st_mtime_ns, mode(path)
         with pytest.raises(StoreError, match=why):
             Store(path)
-        assert (path.read_bytes(), path.stat().st_mtime_ns, mode(path)) == before
+        assert (
+            path.read_bytes(),
+            path.stat().st_mtime_ns,
+            mode(path),
+        ) == before
         in_memory, notice = open_store(path)
-        assert in_memory.in_memory and notice.endswith(" This session is not saved.")
+        assert in_memory.in_memory
+        assert notice.endswith(" This session is not saved.")
         assert "\n" not in notice
     (tmp_path / "empty").touch()
     with Store(tmp_path / "empty") as store:
@@ -162,7 +191,8 @@ def test_where_nothing_can_be_written_it_goes_on_in_memory(tmp_path: Path, place
     path = tmp_path / place / "coder" / "sessions.db"
     store, notice = open_store(path)
     assert notice.startswith(f"The file of the sessions {path}: ")
-    assert notice.endswith("This session is not saved.") and "\n" not in notice
+    assert notice.endswith("This session is not saved.")
+    assert "\n" not in notice
     session_id = kept(store, said("hi"))
     assert to_model_messages(store, session_id) == [said("hi")]
     assert store.search("hi")[0][0].id == session_id
@@ -194,7 +224,8 @@ def test_many_processes_may_open_a_new_file_at_the_same_time(tmp_path: Path) -> 
     ids = {child.communicate(timeout=PATIENCE)[0].strip() for child in children}
     assert [child.returncode for child in children] == [0] * 4
     with Store(tmp_path / "sessions.db") as store:
-        assert {row["id"] for row in store.rows("SELECT id FROM session")} == ids and len(ids) == 4
+        assert {row["id"] for row in store.rows("SELECT id FROM session")} == ids
+        assert len(ids) == 4
 
 
 # ---- damage ------------------------------------------------------------------------------------
@@ -228,7 +259,11 @@ def test_a_damaged_file_is_set_aside(large: tuple[Path, str, list[Message]], hur
     place = path.read_bytes().index(b'"content": "number 200 ') // 4096 * 4096
     match hurt:
         case "byte":
-            damage(path, 28, (path.stat().st_size // 4096 + 1).to_bytes(4, "big"))
+            damage(
+                path,
+                28,
+                (path.stat().st_size // 4096 + 1).to_bytes(4, "big"),
+            )
             os.truncate(path, path.stat().st_size - 1)
         case "cut":
             os.truncate(path, path.stat().st_size // 2)
@@ -241,17 +276,20 @@ def test_a_damaged_file_is_set_aside(large: tuple[Path, str, list[Message]], hur
     rest = ", with what can be read of it" if least else ""
     with Store(path) as store:
         found = to_model_messages(store, session_id)
-        assert least <= len(found) < 400 and all(each in messages for each in found)
+        assert least <= len(found) < 400
+        assert all(each in messages for each in found)
         assert [info.id for info in store.sessions("/ws")] == [session_id] * bool(least)
         assert store.notice == (
             f"The file of the sessions was damaged; a new one was begun{rest}. The damaged file is "
             f"kept as {aside(path)[0]}."
         )
         new = kept(store, said("hi"))
-        assert store.search("hi") and mode(path) == mode(aside(path)[0]) == 0o600
+        assert store.search("hi")
+        assert mode(path) == mode(aside(path)[0]) == 0o600
     if first:
         with first:
-            assert to_model_messages(first, session_id) == found and first.get(new)
+            assert to_model_messages(first, session_id) == found
+            assert first.get(new)
     assert [each.read_bytes() for each in aside(path)] == [before]
     assert not list(path.parent.glob("*.new*"))
 
@@ -274,7 +312,8 @@ def test_messages_of_a_session_whose_row_cannot_be_read_are_kept(store: Store) -
 
 
 def test_values_of_another_kind_are_read_as_what_they_should_be(store: Store) -> None:
-    one, two = kept(store, said("needle")), kept(store, said("second"), title="Two")
+    one = kept(store, said("needle"))
+    two = kept(store, said("second"), title="Two")
     with store.transaction() as db:
         db.execute(
             "UPDATE session SET title = ?, model = ? WHERE id = ?", (b"Blob \xff", b"m", one)
@@ -282,9 +321,13 @@ def test_values_of_another_kind_are_read_as_what_they_should_be(store: Store) ->
         db.execute("UPDATE session SET updated = 'never', input = x'00' WHERE id = ?", (one,))
         db.execute("UPDATE message SET data = CAST(data AS BLOB) WHERE session = ?", (one,))
     found = {info.id: info for info in store.sessions()}
-    assert (found[one].title, found[one].model, found[one].first) == ("Blob \ufffd", "m", "needle")
-    assert (found[one].updated, found[one].usage.input) == (0, 0)
-    assert store.find("two").id == two and store.find("blob").id == one
+    assert found[one].title == "Blob \ufffd"
+    assert found[one].model == "m"
+    assert found[one].first == "needle"
+    assert found[one].updated == 0
+    assert found[one].usage.input == 0
+    assert store.find("two").id == two
+    assert store.find("blob").id == one
     assert [info.id for info, _ in store.search("blob")] == [one]
     assert [info.id for info, _ in store.search("NEEDLE")] == [one]
     assert to_model_messages(store, one) == [said("needle")]
@@ -294,16 +337,20 @@ def test_values_of_another_kind_are_read_as_what_they_should_be(store: Store) ->
 def test_a_link_to_a_file_that_is_not_there_yet_is_followed(tmp_path: Path, folder: str) -> None:
     """What SQLite and the locks put beside it is beside the file that it leads to."""
     (tmp_path / "there").mkdir()
-    link, target = tmp_path / "link.db", tmp_path / folder / "sessions.db"
+    link = tmp_path / "link.db"
+    target = tmp_path / folder / "sessions.db"
     link.symlink_to(target)
     store, notice = open_store(link)
     with store:
         kept(store, said("hi"))
-        assert notice == "" and mode(target) == 0o600 and link.is_symlink()
+        assert notice == ""
+        assert mode(target) == 0o600
+        assert link.is_symlink()
         assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["link.db"]
     target.write_bytes(b"no database" * 1000)
     Store(link).close()
-    assert link.is_symlink() and len(aside(target)) == 1
+    assert link.is_symlink()
+    assert len(aside(target)) == 1
 
 
 def test_damage_seen_by_a_write_costs_no_message(large: tuple[Path, str, list[Message]]) -> None:
@@ -316,7 +363,9 @@ def test_damage_seen_by_a_write_costs_no_message(large: tuple[Path, str, list[Me
             for number in range(3):
                 recorder.messages.append(said(f"and on {number}"))
                 recorder.sync()
-        assert not told and not recorder.problem and "was damaged" in store.notice
+        assert not told
+        assert not recorder.problem
+        assert "was damaged" in store.notice
     with Store(path) as store:
         assert len(to_model_messages(store, session_id)) == len(messages) + 3
 
@@ -325,11 +374,18 @@ def test_damage_seen_by_a_write_costs_no_message(large: tuple[Path, str, list[Me
 @pytest.mark.parametrize("text", ['{"role": "us', "garbage", "\0" * 300, "[1]"])
 def test_what_cannot_be_read_or_sent_is_left_out_and_reported(store: Store, text: str) -> None:
     """A row that is no message, and a result without its call; what comes after both is sent."""
-    session_id = kept(store, *(said(str(at)) for at in range(5)), result("lost", "who asked?"))
+    session_id = kept(
+        store,
+        *(said(str(at)) for at in range(5)),
+        result("lost", "who asked?"),
+    )
     with store.transaction() as db:
         db.execute("UPDATE message SET data = ? WHERE position = 2", (text,))
     told: list[str] = []
-    with opened(store, session_id, tell=told.append) as recorder, serve(Reply("Done.")) as server:
+    with (
+        opened(store, session_id, tell=told.append) as recorder,
+        serve(Reply("Done.")) as server,
+    ):
         assert contents(recorder.messages) == ["0", "1", "3", "4"]
         ask(server, "5", messages=recorder.messages, each=recorder)
         assert contents(server.requests[0]["messages"]) == ["0", "1", "3", "4", "5"]
@@ -378,12 +434,17 @@ def edited(messages: list[Message], edit: str, place: int, count: int, name: str
 @relaxed(100)
 @given(
     edits=st.lists(
-        st.tuples(st.sampled_from([*EDITS, "resume"]), st.integers(0, 9), st.integers(1, 4)),
+        st.tuples(
+            st.sampled_from([*EDITS, "resume"]),
+            st.integers(0, 9),
+            st.integers(1, 4),
+        ),
         max_size=12,
     )
 )
 def test_the_table_follows_all_changes(store: Store, edits: list[tuple[str, int, int]]) -> None:
-    """Nothing is lost: what left the list stays in the table, unless another message took its place."""
+    """Nothing is lost: what left the list stays in the table, unless another message took its
+    place."""
     messages: list[Message] = [said("first")]
     recorder = Recorder(store, store.create("/ws"), messages)
     try:
@@ -391,7 +452,8 @@ def test_the_table_follows_all_changes(store: Store, edits: list[tuple[str, int,
             before = len(table(store, recorder.session_id))
             edited(messages, edit, place, count, str(number))
             recorder(SHORTENED) if edit in ("compact", "prune") else recorder.sync()
-            assert not recorder.problem and active(store, recorder.session_id) == messages
+            assert not recorder.problem
+            assert active(store, recorder.session_id) == messages
             assert len(table(store, recorder.session_id)) >= max(before, len(messages))
             if edit in ("given", "resume"):
                 recorder.close()
@@ -405,9 +467,11 @@ def test_the_table_follows_all_changes(store: Store, edits: list[tuple[str, int,
 @pytest.mark.case("INV-01")
 @pytest.mark.parametrize("number", range(2000, 2040))
 def test_after_random_runs_the_list_loaded_is_the_list_in_memory(store: Store, number: int) -> None:
-    """With resumes: what a kill would leave at any event is valid, and what a run leaves is exact."""
+    """With resumes: what a kill would leave at any event is valid, and what a run leaves is
+    exact."""
     script, moments = drawn(number)
-    model, info = ScriptedModel([*script, *[Reply("enough")] * 50]), store.create("/ws")
+    model = ScriptedModel([*script, *[Reply("enough")] * 50])
+    info = store.create("/ws")
     session_id = info.id
     for moment in moments:
         with Recorder(store, info) as recorder:
@@ -419,13 +483,18 @@ def test_after_random_runs_the_list_loaded_is_the_list_in_memory(store: Store, n
                 moment(event)
 
             limits = Limits(max_steps=6, max_errors=3)
-            options: dict[str, Any] = {"abort": moment.abort, "retry": QUICK, "limits": limits}
+            options: dict[str, Any] = {
+                "abort": moment.abort,
+                "retry": QUICK,
+                "limits": limits,
+            }
             run = run_loop(recorder.messages, model, TOOLS, prompt="next", **options)
             with contextlib.suppress(Left):
                 drive(run, each)
             run.close()
             recorder.sync()
-            assert not recorder.problem and active(store, session_id) == as_json(recorder.messages)
+            assert not recorder.problem
+            assert active(store, session_id) == as_json(recorder.messages)
             assert to_model_messages(store, session_id) == as_json(repair(recorder.messages))
     for body in model.bodies:
         assert_valid(body)
@@ -433,7 +502,8 @@ def test_after_random_runs_the_list_loaded_is_the_list_in_memory(store: Store, n
 
 def test_an_interrupt_at_any_place_loses_and_doubles_nothing(store: Store) -> None:
     """A second Ctrl+C is an exception between any two lines."""
-    begun, used = 0, Nested("compaction", RunEnd("stop", "", Usage(1), 1))
+    begun = 0
+    used = Nested("compaction", RunEnd("stop", "", Usage(1), 1))
     left = 0
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
@@ -449,7 +519,10 @@ def test_an_interrupt_at_any_place_loses_and_doubles_nothing(store: Store) -> No
     with Recorder(store, store.create("/ws"), []) as recorder:
         while left <= 0:  # until it was interrupted at each of its lines
             begun += 1
-            recorder.messages[:] = [*recorder.messages[-20:], said(f"number {begun}")]
+            recorder.messages[:] = [
+                *recorder.messages[-20:],
+                said(f"number {begun}"),
+            ]
             left = begun
             sys.settrace(trace)
             try:
@@ -470,12 +543,21 @@ def test_an_interrupt_at_any_place_loses_and_doubles_nothing(store: Store) -> No
 
 
 def test_a_call_is_pending_then_running_then_completed_or_failed(store: Store) -> None:
-    """At each event: the states in the file, and how the calls would be answered if the process ended there."""
+    """At each event: the states in the file, and how the calls would be answered if the process
+    ended there."""
     seen: list[tuple[str, list[str], list[str]]] = []
     info = store.create("/ws")
     session_id = info.id
-    bad = Reply(calls=[("add", {"a": 1, "b": 2}), ("add", {"a": "x"})])
-    with serve(bad, Reply("Done.")) as server, Recorder(store, info) as recorder:
+    bad = Reply(
+        calls=[
+            ("add", {"a": 1, "b": 2}),
+            ("add", {"a": "x"}),
+        ]
+    )
+    with (
+        serve(bad, Reply("Done.")) as server,
+        Recorder(store, info) as recorder,
+    ):
 
         def each(event: Event) -> None:
             recorder(event)
@@ -503,7 +585,14 @@ def test_a_call_is_pending_then_running_then_completed_or_failed(store: Store) -
 def test_usage_and_cost_of_the_runs_and_of_their_sub_agents_are_added(store: Store) -> None:
     session_id = kept(store, said("hi"))
     with opened(store, session_id) as recorder:
-        recorder(RunEnd("stop", "", Usage(10, 5, 2, 1, cost=0.5), 1))
+        recorder(
+            RunEnd(
+                "stop",
+                "",
+                Usage(10, 5, 2, 1, cost=0.5),
+                1,
+            )
+        )
         inner = RunEnd("stop", "", Usage(3, 1, cost=0.25), 1)
         recorder(Nested("explore", inner))
         recorder(Nested("explore", Nested("compaction", inner)))
@@ -511,7 +600,14 @@ def test_usage_and_cost_of_the_runs_and_of_their_sub_agents_are_added(store: Sto
         recorder.sync()
         assert store.get(session_id).usage == Usage(16, 7, 2, 1, cost=1.0)
         recorder(RunEnd("stop", "", Usage(1, 1, estimated=True), 1))
-    assert store.get(session_id).usage == Usage(17, 8, 2, 1, estimated=True, cost=None)
+    assert store.get(session_id).usage == Usage(
+        17,
+        8,
+        2,
+        1,
+        estimated=True,
+        cost=None,
+    )
 
 
 def test_a_failed_write_is_reported_once_and_made_up_for_at_the_end(store: Store) -> None:
@@ -524,13 +620,21 @@ def test_a_failed_write_is_reported_once_and_made_up_for_at_the_end(store: Store
             recorder.messages[:] = [said("a summary")]
             recorder(SHORTENED)
             recorder.messages.append(said("three", "assistant"))
-        assert len(told) == 1 and "database is locked" in told[0] == recorder.problem
+        assert len(told) == 1
+        assert "database is locked" in told[0] == recorder.problem
         recorder(SHORTENED)  # each attempt may cost a wait: none before the end
-        assert len(told) == 1 and contents(active(store, session_id)) == ["one", "two"]
+        assert len(told) == 1
+        assert contents(active(store, session_id)) == ["one", "two"]
         recorder(RunEnd("stop", "", Usage(), 1))
-        assert told[1:] == ["The conversation is saved again."] and not recorder.problem
+        assert told[1:] == ["The conversation is saved again."]
+        assert not recorder.problem
         recorder.messages[0]["content"] = "a summary, mended"
-    left = [(0, "one"), (0, "two"), (1, "a summary, mended"), (1, "three")]
+    left = [
+        (0, "one"),
+        (0, "two"),
+        (1, "a summary, mended"),
+        (1, "three"),
+    ]
     assert table(store, session_id) == left
 
 
@@ -543,7 +647,11 @@ def test_open_calls_are_answered_in_front_of_the_next_message_and_have_an_end(st
     with serve(Reply("ok")) as server, opened(store, session_id) as recorder:
         ask(server, "What happened?", messages=recorder.messages, each=recorder)
         sent = [(m["role"], m["content"]) for m in server.requests[0]["messages"]]
-        assert sent[-3:] == [("tool", NOT_RUN), ("tool", NOT_RUN), ("user", "What happened?")]
+        assert sent[-3:] == [
+            ("tool", NOT_RUN),
+            ("tool", NOT_RUN),
+            ("user", "What happened?"),
+        ]
         assert_all_valid(server)
     assert to_model_messages(store, session_id) == recorder.messages
     assert len(recorder.messages) == 8
@@ -597,15 +705,21 @@ def marking(body: Body) -> Reply:
 
 
 @pytest.mark.case("SES-04")
-@pytest.mark.parametrize("kills", [12, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kills",
+    [12, pytest.param(200, marks=pytest.mark.slow)],
+)
 def test_after_kills_every_session_loads_and_no_call_ran_twice(tmp_path: Path, kills: int) -> None:
-    chance, cut = random.Random(4), 0
+    chance = random.Random(4)
+    cut = 0
     store = Store(tmp_path / "sessions.db")
     with ScriptedServer(marking) as server:
         worker = python(WORKER, server.url, str(store.path))
-        assert worker.stdin and worker.stdout
+        assert worker.stdin
+        assert worker.stdout
         for run in range(kills):
-            info, effects = store.create("/ws"), tmp_path / f"effects{run}"
+            info = store.create("/ws")
+            effects = tmp_path / f"effects{run}"
             moment = f"{chance.randint(0, 9)} {chance.uniform(0, 0.008)}"
             worker.stdin.write(f"{info.id} {effects} {moment}\n")
             worker.stdin.flush()
@@ -632,7 +746,8 @@ def check_marks(messages: list[Message], marks: set[str]) -> None:
     for call in (call for message in messages for call in message.get("tool_calls", ())):
         number = str(json.loads(call["function"]["arguments"])["number"])
         told.add(number)
-        done, not_done = {f"marked {number}", INTERRUPTED}, {NOT_RUN, INTERRUPTED}
+        done = {f"marked {number}", INTERRUPTED}
+        not_done = {NOT_RUN, INTERRUPTED}
         assert answers[call["id"]] in (done if number in marks else not_done)
     assert marks <= told
 
@@ -656,7 +771,8 @@ def test_a_lock_that_is_removed_while_another_process_opens_it_is_taken_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "sessions.db"
-    first, lock = SessionLock(place, "s"), fcntl.flock
+    first = SessionLock(place, "s")
+    lock = fcntl.flock
 
     def late(fd: int, how: int) -> None:
         first.release()
@@ -679,7 +795,8 @@ def test_a_session_that_another_process_has_is_refused_and_can_be_forked(store: 
     left.write_text("1234567890123")  # by one that was killed
     holder = python(HOLDER, str(store.path), session_id)
     try:
-        assert holder.stdout and holder.stdout.readline() == "ready\n"
+        assert holder.stdout
+        assert holder.stdout.readline() == "ready\n"
         for action in (opened, Store.remove):
             with pytest.raises(StoreError, match=r"^The session \w+ is open in another process\.$"):
                 action(store, session_id)
@@ -709,7 +826,8 @@ def test_a_session_that_is_closed_twice_closes_nothing_else(tmp_path: Path) -> N
     """By the program, and by the store, which closes what it has opened."""
     child = python(CLOSING, str(tmp_path / "sessions.db"))
     said, _ = child.communicate(timeout=PATIENCE)
-    assert (child.returncode, said) == (0, "standard output is still open\n")
+    assert child.returncode == 0
+    assert said == "standard output is still open\n"
 
 
 def test_where_no_lock_can_be_taken_nothing_is_left_open(
@@ -740,7 +858,8 @@ def test_an_id_that_is_none_is_refused_before_anything_is_opened(store: Store, g
     before = sorted(store.path.parent.rglob("*"))
     with pytest.raises(StoreError, match="There is no session") as raised:
         store.find(given)
-    assert len(str(raised.value)) < 120 and store.sessions()
+    assert len(str(raised.value)) < 120
+    assert store.sessions()
     assert sorted(store.path.parent.rglob("*")) == before
 
 
@@ -748,8 +867,10 @@ def test_ids_are_short_words_that_sort_by_time_and_their_beginning_will_do(store
     one = kept(store, said("one"))
     time.sleep(0.002)  # ids of one millisecond have no order
     two = kept(store, said("two"))
-    assert one < two and all(re.fullmatch("[0-9a-f]{15}", each) for each in (one, two))
-    assert store.find(one).id == one and store.find(f" {two.upper()} ").id == two
+    assert one < two
+    assert all(re.fullmatch("[0-9a-f]{15}", each) for each in (one, two))
+    assert store.find(one).id == one
+    assert store.find(f" {two.upper()} ").id == two
     length = next(place for place, pair in enumerate(zip(one, two)) if pair[0] != pair[1])
     assert store.find(one[: length + 1]).id == one
     with pytest.raises(StoreError, match=f"Several sessions begin with .*{one}, {two}"):
@@ -761,7 +882,16 @@ def test_ids_are_short_words_that_sort_by_time_and_their_beginning_will_do(store
 def test_a_session_is_found_by_its_name_and_by_its_number_in_the_list(store: Store) -> None:
     answer = said("\n" + "Since. " * 99, "assistant")
     names = ("Äpfel", "Äpfel und 100% Birnen", "Birnen")
-    ids = [kept(store, said("why?"), answer, calling("a"), result("a", "out")) for _ in names]
+    ids = [
+        kept(
+            store,
+            said("why?"),
+            answer,
+            calling("a"),
+            result("a", "out"),
+        )
+        for _ in names
+    ]
     for session_id, name in zip(ids, names):
         store.rename(session_id, name)
     listed = [info.id for info in store.sessions("/ws")]
@@ -774,13 +904,23 @@ def test_a_session_is_found_by_its_name_and_by_its_number_in_the_list(store: Sto
     with pytest.raises(StoreError, match="Several sessions begin with"):
         store.find("Äpf")
     asked, answered = store.ending(ids[0])
-    assert asked == "why?" and answered.startswith("Since. Since.") and len(answered) <= 200
+    assert asked == "why?"
+    assert answered.startswith("Since. Since.")
+    assert len(answered) <= 200
     assert store.ending(kept(store)) == ("", "")
-    assert store.ending(kept(store, said("why?"), answer, said("and now?"))) == ("and now?", "")
+    assert store.ending(
+        kept(
+            store,
+            said("why?"),
+            answer,
+            said("and now?"),
+        )
+    ) == ("and now?", "")
 
 
 def test_sessions_are_listed_by_folder_the_newest_first_none_empty(store: Store) -> None:
-    old, other = kept(store, said("old\nwords")), kept(store, said("other"), directory="/else")
+    old = kept(store, said("old\nwords"))
+    other = kept(store, said("other"), directory="/else")
     new = kept(store, said("new"))
     empty = kept(store)
     child = kept(store, said("look"), parent=new, agent="explore")
@@ -790,8 +930,11 @@ def test_sessions_are_listed_by_folder_the_newest_first_none_empty(store: Store)
     assert [info.id for info in store.sessions("/ws")] == [old, new]
     assert {info.id for info in store.sessions()} == {old, new, other}
     [latest] = store.sessions("/ws", 1)
-    assert (latest.id, latest.first, latest.messages) == (old, "old words", 1)
-    assert store.sessions("/nowhere") == [] and store.get(child).parent == new
+    assert latest.id == old
+    assert latest.first == "old words"
+    assert latest.messages == 1
+    assert store.sessions("/nowhere") == []
+    assert store.get(child).parent == new
     with pytest.raises(StoreError):  # gone when it was closed
         store.get(empty)
     store.rename(old, " Repair\nthe  \ud83d parser ")
@@ -805,15 +948,24 @@ def plan(store: Store, session_id: str, *texts: str) -> None:
 
 
 def test_a_fork_is_a_copy_that_knows_its_origin_and_goes_its_own_way(store: Store) -> None:
-    session_id = kept(store, said("go"), calling("a"), result("a", "out"), said("ok", "assistant"))
+    session_id = kept(
+        store,
+        said("go"),
+        calling("a"),
+        result("a", "out"),
+        said("ok", "assistant"),
+    )
     forked = fork(store, session_id)
     assert to_model_messages(store, forked) == to_model_messages(store, session_id)
     assert states(store, forked) == ["completed"]
     info = store.get(forked)
-    assert (info.parent, info.forked, info.usage) == (session_id, True, Usage())
+    assert info.parent == session_id
+    assert info.forked is True
+    assert info.usage == Usage()
     assert {info.id for info in store.sessions()} == {session_id, forked}
     store.remove(session_id)
-    assert len(to_model_messages(store, forked)) == 4 and store.get(forked).parent is None
+    assert len(to_model_messages(store, forked)) == 4
+    assert store.get(forked).parent is None
     with pytest.raises(StoreError, match="There is no session"):
         fork(store, "nosuch")
 
@@ -867,14 +1019,16 @@ def test_words_are_found_in_titles_and_texts_the_newest_first(store: Store) -> N
         recorder.messages[0] = said("a " * 200 + "\nother\nphrases here " + "b " * 200)
     assert not store.search("needle")
     snippet = store.search("phrases")[0][1]
-    assert re.fullmatch(r"…( ?a)+ other phrases here (b )+b?…", snippet) and len(snippet) < 100
+    assert re.fullmatch(r"…( ?a)+ other phrases here (b )+b?…", snippet)
+    assert len(snippet) < 100
 
 
 def test_a_search_finds_the_fifty_newest_sessions(store: Store) -> None:
     for _ in range(52):
         kept(store, said("needle"))
     newest = [info.id for info in store.sessions("/ws", 50)]
-    assert [info.id for info, _ in store.search("needle")] == newest and len(newest) == 50
+    assert [info.id for info, _ in store.search("needle")] == newest
+    assert len(newest) == 50
 
 
 def test_a_text_is_found_behind_a_thousand_that_are_nearly_like_it(store: Store) -> None:
@@ -888,10 +1042,19 @@ def test_a_text_is_found_behind_a_thousand_that_are_nearly_like_it(store: Store)
 
 def test_what_an_agent_says_and_does_is_in_its_session(tmp_path: Path) -> None:
     """Also what is done to the list between two runs, and a run that a consumer leaves."""
-    with serve(TWO, Reply("3 and 7."), Reply("Once more."), Reply("one two three four")) as server:
+    with serve(
+        TWO,
+        Reply("3 and 7."),
+        Reply("Once more."),
+        Reply("one two three four"),
+    ) as server:
         model = ChatModel("m", base_url=server.url)
         with SessionStore(tmp_path / "sessions.db") as store:
-            agent = Agent(model, tools=[add], session=store.open(directory="/ws"))
+            agent = Agent(
+                model,
+                tools=[add],
+                session=store.open(directory="/ws"),
+            )
             agent.run("Add.")
             assert len(agent.messages) == 5
             agent.append_message(said("By the way."))
@@ -903,11 +1066,13 @@ def test_what_an_agent_says_and_does_is_in_its_session(tmp_path: Path) -> None:
             run.close()
             agent.messages[0]["content"] = "changed"
             agent.messages.append(said("added"))
-            before, session_id = agent.messages, agent.session_id
+            before = agent.messages
+            session_id = agent.session_id
         with SessionStore(tmp_path / "sessions.db") as store:
             assert store.sessions("/ws")[0].id == session_id
             again = Agent(model, session=store.open(session_id))
-            assert again.messages == before and before[0]["content"] == "changed"
+            assert again.messages == before
+            assert before[0]["content"] == "changed"
             assert contents(again.messages)[-3:] == ["Count.", "one", "added"]
             again.reset()
             assert to_model_messages(store, session_id) == []
@@ -932,32 +1097,59 @@ def test_a_session_that_is_open_in_this_program_says_so(tmp_path: Path, name: st
 
 
 def test_a_program_lists_finds_names_and_removes_its_sessions(tmp_path: Path) -> None:
-    with serve(Reply("Fine.")) as server, SessionStore(tmp_path / "sessions.db") as store:
+    with (
+        serve(Reply("Fine.")) as server,
+        SessionStore(tmp_path / "sessions.db") as store,
+    ):
         model = ChatModel("m", base_url=server.url)
         for city in ("Oslo", "Bergen"):
             with store.open(directory="/ws") as session:
                 Agent(model, session=session).run(f"How is {city}?")
         bergen, oslo = store.sessions("/ws")
-        assert (oslo.first, oslo.messages, oslo.model) == ("How is Oslo?", 2, "")
+        assert oslo.first == "How is Oslo?"
+        assert oslo.messages == 2
+        assert oslo.model == ""
         store.rename(oslo.id, "the  capital")
         assert store.find("the cap").title == "the capital"
         [(found, snippet)] = store.search("bergen")
-        assert (found.id, snippet) == (bergen.id, "How is Bergen?")
+        assert found.id == bergen.id
+        assert snippet == "How is Bergen?"
         store.remove("the capital")
         assert [each.id for each in store.sessions()] == [bergen.id]
-        for change in (lambda: store.remove("the capital"), lambda: store.rename("x", "y")):
+        for change in (
+            lambda: store.remove("the capital"),
+            lambda: store.rename("x", "y"),
+        ):
             with pytest.raises(StoreError, match="There is no session"):
                 change()
 
 
 def test_a_run_of_the_loop_is_kept_where_it_is_watched(tmp_path: Path) -> None:
-    with serve(TWO, Reply("3 and 7.")) as server, SessionStore(tmp_path / "sessions.db") as store:
-        session, model = store.open(), ChatModel("m", base_url=server.url)
+    with (
+        serve(TWO, Reply("3 and 7.")) as server,
+        SessionStore(tmp_path / "sessions.db") as store,
+    ):
+        session = store.open()
+        model = ChatModel("m", base_url=server.url)
         run = run_loop(session.messages, model, [add], prompt="Add.")
         _, done = drive(session.watch(run))
         assert to_model_messages(store, session.session_id) == done.messages
         assert len(done.messages) == 5
         with pytest.raises(ValueError, match="another list"):
-            drive(session.watch(run_loop([], model, [add], prompt="Add.")))
+            drive(
+                session.watch(
+                    run_loop(
+                        [],
+                        model,
+                        [add],
+                        prompt="Add.",
+                    )
+                )
+            )
         with pytest.raises(ValueError, match="has its own messages"):
-            Agent("m", base_url=server.url, session=session, messages=[said("hi")])
+            Agent(
+                "m",
+                base_url=server.url,
+                session=session,
+                messages=[said("hi")],
+            )

@@ -18,12 +18,26 @@ SYSTEM = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
 def decided(command: str, rules: dict[str, str]) -> str:
-    return Permissions(rules_of({"bash": rules})).decide("bash", command, Path("/")).action
+    return (
+        Permissions(rules_of({"bash": rules}))
+        .decide(
+            "bash",
+            command,
+            Path("/"),
+        )
+        .action
+    )
 
 
 def run(command: str, folder: Path) -> None:
     null = subprocess.DEVNULL
-    subprocess.run([*BASH, command], cwd=folder, env=SYSTEM, capture_output=True, stdin=null)
+    subprocess.run(
+        [*BASH, command],
+        cwd=folder,
+        env=SYSTEM,
+        capture_output=True,
+        stdin=null,
+    )
 
 
 # ---- plain and not plain -------------------------------------------------------------------------
@@ -31,7 +45,14 @@ def run(command: str, folder: Path) -> None:
 PLAIN = {
     "ls -la sub": [["ls", "-la", "sub"]],
     "\n\n ls\t-l ;\n": [["ls", "-l"]],
-    "a && b || c | d ; e\nf": [["a"], ["b"], ["c"], ["d"], ["e"], ["f"]],
+    "a && b || c | d ; e\nf": [
+        ["a"],
+        ["b"],
+        ["c"],
+        ["d"],
+        ["e"],
+        ["f"],
+    ],
     "a &&\n\n b |\nc;d": [["a"], ["b"], ["c"], ["d"]],
     "echo 'a $x `y` \\ ! \"'\"b;'c\"d '' x''y": [["echo", "a $x `y` \\ ! \"b;'cd", "", "xy"]],
     "git -c a=b log --format=%h x@": [["git", "-c", "a=b", "log", "--format=%h", "x@"]],
@@ -93,9 +114,11 @@ builtin hash -p ./make ls; ls
 
 
 def test_no_part_of_a_line_passes_for_something_else(tmp_path: Path) -> None:
-    """Each attack is real, and either the line is not plain or what runs is a command of its own in it."""
+    """Each attack is real, and either the line is not plain or what runs is a command of its own in
+    it."""
     for at, line in enumerate(ATTACKS.split("\n")[1:-1]):
-        folder, command = tmp_path / str(at), line.replace("~", "\n")
+        folder = tmp_path / str(at)
+        command = line.replace("~", "\n")
         (folder / "ls ").mkdir(parents=True)
         (folder / "make").write_text("#!/bin/sh\n/bin/touch PWN\n")
         (folder / "make").chmod(0o755)
@@ -106,7 +129,8 @@ def test_no_part_of_a_line_passes_for_something_else(tmp_path: Path) -> None:
 
 
 def test_the_text_of_an_argv_stands_for_no_other() -> None:
-    """`git 'status /../x'` would run a program of the folder `git-status `, and is not what `git status *` means."""
+    """`git 'status /../x'` would run a program of the folder `git-status `, and is not what `git
+    status *` means."""
     assert joined(["git", "status", "-s"]) == "git status -s"
     assert joined(["git", "status -s"]) == "git 'status -s'"
     assert joined(["ls", ""]) == "ls ''"
@@ -115,7 +139,8 @@ def test_the_text_of_an_argv_stands_for_no_other() -> None:
 
 # ---- against real bash ---------------------------------------------------------------------------
 
-# All strings in one bash: each in a subshell, where a program that is not found logs its argv, with the number of the string.
+# All strings in one bash: each in a subshell, where a program that is not found logs its argv, with
+# the number of the string.
 DRIVER = r"""
 command_not_found_handle() { printf '%s\0' "$number" "$#" "$@" >&9; }
 PATH=/nonexistent number=0
@@ -136,18 +161,29 @@ WORDS = "a¦b.c¦-x¦k=v¦%x¦'if'¦''¦' $x;`\\!'¦\" |'&\"¦'a'\"b\"c¦2>&1¦>
 
 
 def strings(seed: int, count: int) -> Iterator[str]:
-    """Random strings over several alphabets, and a part of them made of words and separators with one character changed."""
+    """Random strings over several alphabets, and a part of them made of words and separators with
+    one character changed."""
     chance = random.Random(seed)
     for number in range(count):
         if number % 15:
             length = min(chance.randint(1, 14), chance.randint(1, 14))
-            yield "".join(chance.choices(ALPHABETS[number % len(ALPHABETS)], k=length))
+            yield "".join(
+                chance.choices(
+                    ALPHABETS[number % len(ALPHABETS)],
+                    k=length,
+                )
+            )
             continue
         line = ""
         for part in range(chance.randint(1, 4)):
             line += chance.choice([" ", ";", "\n", " | ", "&&", "||"]) * (part > 0)
             words = chance.choices(WORDS.split("¦"), k=chance.randrange(4))
-            line += " ".join([chance.choice(["a", "b", "xx", "'a'"]), *words])
+            line += " ".join(
+                [
+                    chance.choice(["a", "b", "xx", "'a'"]),
+                    *words,
+                ]
+            )
         if number % 2 == 0:
             at = chance.randrange(len(line))
             changed = chance.choice("'\"\\$`;&|()<>{}=!#~* \n\r")
@@ -157,24 +193,36 @@ def strings(seed: int, count: int) -> Iterator[str]:
 
 def ran(lines: list[str], folder: Path) -> dict[int, list[list[str]]]:
     """What each line runs in bash, by its number; nothing of it is there to be found."""
-    log, source, box = folder / "log", folder / "lines", folder / "box"
+    log = folder / "log"
+    source = folder / "lines"
+    box = folder / "box"
     source.write_bytes(b"".join(line.encode() + b"\0" for line in lines))
     box.mkdir()
-    argv, env = [*BASH, DRIVER, "bash", str(log), str(source)], {"LANG": "C.UTF-8"}
+    argv = [*BASH, DRIVER, "bash", str(log), str(source)]
+    env = {"LANG": "C.UTF-8"}
     subprocess.run(argv, cwd=box, env=env, check=True, timeout=300)
     assert not list(box.iterdir()), "a file was made"
-    fields, found, at = log.read_bytes().decode().split("\0"), dict[int, list[list[str]]](), 0
+    fields = log.read_bytes().decode().split("\0")
+    found = dict[int, list[list[str]]]()
+    at = 0
     while at < len(fields) - 1:
         end = at + 2 + int(fields[at + 1])
-        found.setdefault(int(fields[at]), []).append(fields[at + 2 : end])
+        found.setdefault(
+            int(fields[at]),
+            [],
+        ).append(fields[at + 2 : end])
         at = end
     return found
 
 
 @pytest.mark.case("PRM-32")
-@pytest.mark.parametrize("count", [500, pytest.param(40_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count",
+    [500, pytest.param(40_000, marks=pytest.mark.slow)],
+)
 def test_bash_runs_what_the_split_has_and_nothing_else(tmp_path: Path, count: int) -> None:
-    """No program is found, and yet each ends well: so all parts run where there is no `||`, and the split has to be exact."""
+    """No program is found, and yet each ends well: so all parts run where there is no `||`, and the
+    split has to be exact."""
     accepted = {line: found for line in strings(20_26, count) if (found := parse(line)) is not None}
     found = ran(list(accepted), tmp_path)
     for number, (line, commands) in enumerate(accepted.items()):
@@ -189,9 +237,15 @@ def test_bash_runs_what_the_split_has_and_nothing_else(tmp_path: Path, count: in
 
 
 def test_no_builtin_surprises(tmp_path: Path) -> None:
-    """Every builtin with arguments that some evaluate: a plain line runs none of them, but for eval and trap."""
+    """Every builtin with arguments that some evaluate: a plain line runs none of them, but for eval
+    and trap."""
     argv = [*BASH, "compgen -b"]
-    names = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+    names = subprocess.run(
+        argv,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
     value = "'a[$(touch PWN)]'"
     arguments = [value, f"-v {value}", f"-v {value} x", "'a[$(touch PWN)]=1'", f"-p {value}"]
     arguments += ["-i 'b=a[$(touch PWN)]'", "'$(touch PWN)'", f"-R {value}", f"1 -eq {value}"]
@@ -203,7 +257,8 @@ def test_no_builtin_surprises(tmp_path: Path) -> None:
         if parse(line) is not None and not {"eval", "trap"} & set(line.split())
     ]
     run("".join(f"( {line} )\n" for line in unseen), tmp_path)
-    assert not list(tmp_path.iterdir()) and len(unseen) > 200
+    assert not list(tmp_path.iterdir())
+    assert len(unseen) > 200
 
 
 # ---- what a deny is tried on ---------------------------------------------------------------------

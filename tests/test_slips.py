@@ -1,8 +1,8 @@
 """Patches as models of other agents write them, twin tools, and arguments of tools of one's own.
 
 Each row goes over the wire: a server answers with the call as the model wrote it, and the next
-request shows what the model reads of it: the call and the result. All other slips of names, parameters
-and JSON are in tests/data/model_cases.
+request shows what the model reads of it: the call and the result. All other slips of names,
+parameters and JSON are in tests/data/model_cases.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class Seen:
 
 def play(folder: Path, patch: str) -> Seen:
     tree(folder, {"src/app.py": "line 1\nline 2\n", "notes.txt": "a note\n"})
-    with serve(Reply(calls=[("apply_patch", {"patch": patch})]), Reply("done")) as server:
+    with serve(
+        Reply(calls=[("apply_patch", {"patch": patch})]),
+        Reply("done"),
+    ) as server:
         _, result = ask(server, tools=Toolset([apply_patch], cwd=folder))
         _, answer, message = server.requests[-1]["messages"]
     arguments = json.loads(answer["tool_calls"][0]["function"]["arguments"])
@@ -100,7 +103,8 @@ def test_a_patch_in_another_form_is_shown_and_applied_as_a_whole_one(
 ) -> None:
     seen = play(tmp_path, patch.written)
     assert seen.patch == whole(patch.becomes)
-    assert not seen.is_error and "M notes.txt" in seen.result
+    assert not seen.is_error
+    assert "M notes.txt" in seen.result
 
 
 @dataclass
@@ -132,7 +136,8 @@ REFUSED = [
 @pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: refusal.name)
 def test_a_patch_that_is_not_certain_is_refused(tmp_path: Path, refusal: Refusal) -> None:
     seen = play(tmp_path, refusal.written)
-    assert seen.is_error and refusal.says in seen.result, seen.result
+    assert seen.is_error, seen.result
+    assert refusal.says in seen.result, seen.result
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "src"]
 
 
@@ -153,9 +158,13 @@ def test_of_two_tools_for_the_same_work_one_is_offered_and_both_run(
 ) -> None:
     tree(tmp_path, {"notes.txt": "a note\n"})
     with serve(Reply(calls=[called]), Reply("done")) as server:
-        events, _ = ask(server, tools=Toolset([read, offered], cwd=tmp_path))
+        events, _ = ask(
+            server,
+            tools=Toolset([read, offered], cwd=tmp_path),
+        )
         names = [each["function"]["name"] for each in server.requests[0]["tools"]]
-    assert names == ["read", offered.name] and (tmp_path / "notes.txt").read_text() == "b\n"
+    assert names == ["read", offered.name]
+    assert (tmp_path / "notes.txt").read_text() == "b\n"
     assert "notes.txt" in all_of(ToolStart, events)[0].title
 
 

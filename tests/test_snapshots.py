@@ -51,7 +51,8 @@ class Desk:
     """A workspace with an agent in it."""
 
     def __init__(self, folder: Path, data: Path, **options: Any) -> None:
-        self.folder, self.data = folder, data
+        self.folder = folder
+        self.data = data
         folder.mkdir(parents=True, exist_ok=True)
         self.told: list[str] = []
         self.options = {"tell": self.told.append} | options
@@ -91,7 +92,14 @@ class Desk:
         replies = [Reply(calls=step if isinstance(step, list) else [step]) for step in steps]
         tools = Toolset([read, write, edit, bash], cwd=self.folder)
         with serve(*replies, Reply("done")) as server:
-            _, result = ask(server, prompt, tools, self.messages, each=follow, abort=token)
+            _, result = ask(
+                server,
+                prompt,
+                tools,
+                self.messages,
+                each=follow,
+                abort=token,
+            )
         return result
 
     def undo(self) -> UndoResult:
@@ -154,7 +162,8 @@ def done(result: UndoResult) -> list[str]:
 
 def conflicts(result: UndoResult) -> str:
     """The paths that the problem names."""
-    assert result.problem and not result.paths
+    assert result.problem
+    assert not result.paths
     return result.problem.partition("these files were changed since: ")[2]
 
 
@@ -168,8 +177,10 @@ def database(desk: Desk) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def slow_git(folder: Path, command: str = "") -> Iterator[Callable[[], int]]:
-    """A git that takes 20 ms more, in the place of the one that is found; it counts how often it was started for a command."""
-    program, counted = folder / "bin" / "git", folder / "started"
+    """A git that takes 20 ms more, in the place of the one that is found; it counts how often it
+    was started for a command."""
+    program = folder / "bin" / "git"
+    counted = folder / "started"
     program.parent.mkdir()
     real = shutil.which("git")
     program.write_text(f'#!/bin/sh\necho "$@" >> {counted}\nsleep 0.02\nexec {real} "$@"\n')
@@ -180,7 +191,7 @@ def slow_git(folder: Path, command: str = "") -> Iterator[Callable[[], int]]:
         yield lambda: sum(command in line for line in counted.read_text().splitlines())
 
 
-# ---- undo and redo ---------------------------------------------------------------------------------
+# ---- undo and redo -------------------------------------------------------------------------------
 
 EVERYTHING: list[Call | list[Call]] = [
     ("read", {"path": "a.py"}),
@@ -206,7 +217,11 @@ def lay_out(desk: Desk) -> None:
     desk.put({"becomes_file/x/y": "y", "becomes_folder": "z", "mine.txt": "mine", "empty": ""})
     for name in ("was_link", "other_link"):
         os.symlink("a.py", desk.folder / name)
-    for name, mode in {"run.sh": 0o755, "sed.txt": 0o600, "secret": 0o600}.items():
+    for name, mode in {
+        "run.sh": 0o755,
+        "sed.txt": 0o600,
+        "secret": 0o600,
+    }.items():
         (desk.folder / name).chmod(mode)
     os.utime(
         desk.folder / "mine.txt", (11_234_246_400,) * 2
@@ -230,11 +245,13 @@ def test_undo_gives_back_the_exact_tree_but_the_users_changes(desk: Desk, reposi
     own = {name: desk.tree()[name] for name in ("mine.txt", "my_new.txt")}
     paths = done(desk.undo())
     assert desk.tree() == before | own
-    assert {"a.py", "becomes_folder/g"} <= set(paths) and not own.keys() & set(paths)
+    assert {"a.py", "becomes_folder/g"} <= set(paths)
+    assert not own.keys() & set(paths)
     done(desk.redo())
     assert desk.tree() == after | own
     done(desk.undo())
-    assert desk.tree() == before | own and desk.notices() == []
+    assert desk.tree() == before | own
+    assert desk.notices() == []
 
 
 def test_where_the_user_changed_the_same_file_nothing_is_done(desk: Desk) -> None:
@@ -244,14 +261,16 @@ def test_where_the_user_changed_the_same_file_nothing_is_done(desk: Desk) -> Non
     (desk.folder / "e").chmod(0o755)
     before = desk.tree()
     result = desk.undo()
-    assert conflicts(result) == "a, c, e." and desk.tree() == before
+    assert conflicts(result) == "a, c, e."
+    assert desk.tree() == before
     desk.put({"a": "2\n", "e": "1"})  # as the agent left it, and as it was
     (desk.folder / "e").chmod(0o644)
     (desk.folder / "c").unlink()
     (desk.folder / "d").unlink()
     assert done(desk.undo()) == ["a", "b", "c"]
     desk.put({"b": "user"})
-    assert conflicts(desk.redo()) == "b." and desk.text("a") == "1"
+    assert conflicts(desk.redo()) == "b."
+    assert desk.text("a") == "1"
 
 
 @pytest.mark.parametrize(
@@ -259,7 +278,12 @@ def test_where_the_user_changed_the_same_file_nothing_is_done(desk: Desk) -> Non
     [
         events.PermissionAsked("2", "bash", "x", "x"),
         events.QuestionAsked("2", "x", []),
-        events.Nested("general", events.PermissionAsked("3", "bash", "x", "x"), "c", "2"),
+        events.Nested(
+            "general",
+            events.PermissionAsked("3", "bash", "x", "x"),
+            "c",
+            "2",
+        ),
     ],
 )
 def test_what_the_user_writes_at_a_question_is_left_alone(desk: Desk, asked: Event) -> None:
@@ -277,8 +301,10 @@ def test_what_the_user_writes_at_a_question_is_left_alone(desk: Desk, asked: Eve
     desk.put({"a": "2\n"})
     snapshots(events.StepEnd({}, [], "stop", Usage()))
     assert snapshots.diff().count("diff --git") == 2
-    assert done(desk.undo()) == ["a", "n/b"] and not (desk.folder / "n").exists()
-    assert desk.text("mine") == "2\n" and (desk.folder / "d/mine too").exists()
+    assert done(desk.undo()) == ["a", "n/b"]
+    assert not (desk.folder / "n").exists()
+    assert desk.text("mine") == "2\n"
+    assert (desk.folder / "d/mine too").exists()
     assert done(desk.redo()) == ["a", "n/b"]
 
 
@@ -296,7 +322,8 @@ def test_what_the_user_writes_after_a_run_that_was_broken_off_at_a_question_is_l
     snapshots(events.ToolStart("2", "bash", {}, ""))
     desk.put({"a": "2\n"})
     snapshots(events.StepEnd({}, [], "stop", Usage()))
-    assert done(desk.undo()) == ["a"] and desk.text("mine") == "2\n"
+    assert done(desk.undo()) == ["a"]
+    assert desk.text("mine") == "2\n"
 
 
 def test_a_file_that_the_user_changed_between_two_steps_is_a_conflict(desk: Desk) -> None:
@@ -307,25 +334,30 @@ def test_a_file_that_the_user_changed_between_two_steps_is_a_conflict(desk: Desk
             desk.put({"a": "user", "mine": "user"})
 
     desk.run(sh("echo 2 > a"), sh("echo 3 > a; echo 3 > b"), each=user)
-    assert conflicts(desk.undo()) == "a." and "mine" not in desk.snapshots.diff()
+    assert conflicts(desk.undo()) == "a."
+    assert "mine" not in desk.snapshots.diff()
     desk.put({"a": "1"})
-    assert done(desk.undo()) == ["b"] and desk.text("mine") == "user"
+    assert done(desk.undo()) == ["b"]
+    assert desk.text("mine") == "user"
 
 
 def test_the_users_own_commands_stay_and_redo_comes_in_its_place(desk: Desk) -> None:
     def said() -> list[str]:
         return [each["content"] for each in desk.messages if each["role"] == "user"]
 
-    snapshots, messages = desk.snapshots, desk.messages
+    snapshots = desk.snapshots
+    messages = desk.messages
     desk.run(prompt="first")
     messages.append({"role": "user", "content": "I ran it", "meta": {"own": True}})
     desk.run(prompt="second")
     snapshots.undo(messages)
-    assert snapshots.undo(messages).prompt == "first" and said() == ["I ran it"]
+    assert snapshots.undo(messages).prompt == "first"
+    assert said() == ["I ran it"]
     desk.run(prompt="other")
     assert "nothing to redo" in snapshots.redo(messages).problem
     snapshots.undo(messages)
-    assert "nothing to undo" in snapshots.undo(messages).problem and said() == ["I ran it"]
+    assert "nothing to undo" in snapshots.undo(messages).problem
+    assert said() == ["I ran it"]
     snapshots.redo(messages)
     desk.run(prompt="second")
     for travel in (snapshots.undo, snapshots.undo, snapshots.redo, snapshots.redo):
@@ -338,22 +370,39 @@ def test_an_answer_that_came_in_the_time_of_its_prompt_is_taken_back_with_it(des
     desk.run(prompt="first")
     for message in desk.messages:
         message["meta"]["timestamp"] = desk.snapshots.runs[-1].message
-    assert desk.snapshots.undo(desk.messages).prompt == "first" and desk.messages == []
+    assert desk.snapshots.undo(desk.messages).prompt == "first"
+    assert desk.messages == []
 
 
 def test_what_is_undone_behind_a_summary_of_it_is_noted(desk: Desk) -> None:
     desk.run(sh("echo 1 > a"))
-    desk.messages[:] = summary = [{"role": "user", "content": "Goal", "meta": {"summary": True}}]
+    desk.messages[:] = summary = [
+        {
+            "role": "user",
+            "content": "Goal",
+            "meta": {"summary": True},
+        }
+    ]
     assert done(desk.snapshots.undo(desk.messages)) == ["a"]
     assert desk.messages[-1]["content"].startswith("I have undone your last changes (a).")
     desk.snapshots.redo(desk.messages)
-    assert desk.messages == summary and desk.text("a") == "1\n"
+    assert desk.messages == summary
+    assert desk.text("a") == "1\n"
 
 
 def test_nothing_is_written_over_what_is_not_kept(desk: Desk) -> None:
-    """A folder with an ignored file in it, a file in the place of a folder, a FIFO, a link that leads out."""
+    """A folder with an ignored file in it, a file in the place of a folder, a FIFO, a link that
+    leads out."""
     git(desk.folder, "init", "-q")
-    desk.put({".gitignore": "*.log\n", "x": "1", "d/e": "1", "f/g": "1", "p": "1"})
+    desk.put(
+        {
+            ".gitignore": "*.log\n",
+            "x": "1",
+            "d/e": "1",
+            "f/g": "1",
+            "p": "1",
+        }
+    )
     desk.run(sh("rm -r x d f p"))
     desk.put({"x/user.log": "keep", "d": "a file"})
     os.mkfifo(desk.folder / "p")
@@ -365,9 +414,11 @@ def test_nothing_is_written_over_what_is_not_kept(desk: Desk) -> None:
         assert desk.undo().problem
         (desk.folder / name).unlink()
     assert "cannot be restored" in desk.undo().problem
-    assert desk.text("x/user.log") == "keep" and list(outside.iterdir()) == []
+    assert desk.text("x/user.log") == "keep"
+    assert list(outside.iterdir()) == []
     shutil.rmtree(desk.folder / "x")
-    assert done(desk.undo()) and desk.text("x") == desk.text("f/g") == "1"
+    assert done(desk.undo())
+    assert desk.text("x") == desk.text("f/g") == "1"
 
 
 def test_a_workspace_that_is_removed_and_made_again_is_covered(desk: Desk) -> None:
@@ -376,7 +427,8 @@ def test_a_workspace_that_is_removed_and_made_again_is_covered(desk: Desk) -> No
     shutil.rmtree(desk.folder)
     desk.put({"a": "2"})
     desk.run(sh("echo 3 > a; echo > b"))
-    assert done(desk.undo()) == ["a", "b"] and desk.text("a") == "2"
+    assert done(desk.undo()) == ["a", "b"]
+    assert desk.text("a") == "2"
 
 
 def watched() -> int:
@@ -422,7 +474,11 @@ FORMS = {
     "mkdir": "mkdir -p {0}",
     "name": "[ -f {0} ] && ln -f {0} {1}",
 }
-CHANGES = st.lists(st.tuples(st.sampled_from(list(FORMS)), NAMES, NAMES), min_size=1, max_size=6)
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(list(FORMS)), NAMES, NAMES),
+    min_size=1,
+    max_size=6,
+)
 
 
 def script(changes: list[tuple[str, str, str]]) -> str:
@@ -434,7 +490,12 @@ def script(changes: list[tuple[str, str, str]]) -> str:
 STEPS = st.one_of(
     CHANGES.map(lambda changes: sh(script(changes))),
     NAMES.map(lambda name: ("write", {"path": name, "content": "w"})),
-    NAMES.map(lambda name: ("edit", {"path": name, "old_string": "o", "new_string": "X"})),
+    NAMES.map(
+        lambda name: (
+            "edit",
+            {"path": name, "old_string": "o", "new_string": "X"},
+        )
+    ),
 )
 # Between the runs, by the user
 ACTS = {
@@ -443,19 +504,31 @@ ACTS = {
     "again": [],
 }
 RUNS = st.tuples(
-    st.lists(st.sampled_from(list(ACTS)), max_size=3), st.lists(STEPS, min_size=1, max_size=3)
+    st.lists(
+        st.sampled_from(list(ACTS)),
+        max_size=3,
+    ),
+    st.lists(STEPS, min_size=1, max_size=3),
 )
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
-@given(repository=st.booleans(), first=CHANGES, runs=st.lists(RUNS, min_size=1, max_size=3))
+@given(
+    repository=st.booleans(),
+    first=CHANGES,
+    runs=st.lists(RUNS, min_size=1, max_size=3),
+)
 def test_undo_and_redo_lead_back_and_there_again(
     tmp_path: Path, repository: bool, first: Any, runs: Any
 ) -> None:
     folder = tmp_path / os.urandom(6).hex()
     desk = Desk(folder / "ws", folder / "data")
     desk.snapshots.open("mine")
-    subprocess.run(["bash", "-c", script(first)], cwd=desk.folder, check=True)
+    subprocess.run(
+        ["bash", "-c", script(first)],
+        cwd=desk.folder,
+        check=True,
+    )
     if repository:
         git(desk.folder, "init", "-q")
     trees = [desk.tree()]
@@ -468,9 +541,13 @@ def test_undo_and_redo_lead_back_and_there_again(
                 desk.again("mine")
         desk.run(*steps)
         trees.append(desk.tree())
-    for travel, way in [(desk.undo, trees[-2::-1]), (desk.redo, trees[1:])] * 2:
+    for travel, way in [
+        (desk.undo, trees[-2::-1]),
+        (desk.redo, trees[1:]),
+    ] * 2:
         for expected in way:
-            assert not travel().problem and desk.tree() == expected
+            assert not travel().problem
+            assert desk.tree() == expected
     desk.snapshots.close()
 
 
@@ -501,7 +578,11 @@ LINKED = {
 }
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["the same process", "another"])
+@pytest.mark.parametrize(
+    "again",
+    [False, True],
+    ids=["the same process", "another"],
+)
 @pytest.mark.parametrize("case", LINKED)
 def test_all_names_of_a_file_are_taken_back_and_done_again(
     desk: Desk, case: str, again: bool
@@ -521,21 +602,28 @@ def test_all_names_of_a_file_are_taken_back_and_done_again(
     if again:
         desk.snapshots.close()
         desk.again("mine")
-    for travel, way in [(desk.undo, before), (desk.redo, after)] * 2:
+    for travel, way in [
+        (desk.undo, before),
+        (desk.redo, after),
+    ] * 2:
         done(travel())
         assert names_of(*files) == way
     assert not [path for path in desk.folder.rglob(".coder-*")]
 
 
 def test_what_is_written_by_a_new_name_of_a_file_is_taken_back(desk: Desk) -> None:
-    """The kernel reports a change of the new name only, in the run that makes it and in later ones."""
+    """The kernel reports a change of the new name only, in the run that makes it and in later
+    ones."""
     desk.put({"a": "1\n", "other": "o\n"})
     files = [desk.folder / name for name in ("a", "new", "other")]
     states = [names_of(*files)]
     for command in ("ln a new; echo 2 >> new", "echo 3 >> new", "rm new; ln other new"):
         desk.run(sh(command))
         states.append(names_of(*files))
-    for travel, way in [(desk.undo, states[-2::-1]), (desk.redo, states[1:])] * 2:
+    for travel, way in [
+        (desk.undo, states[-2::-1]),
+        (desk.redo, states[1:]),
+    ] * 2:
         for expected in way:
             done(travel())
             assert names_of(*files) == expected
@@ -570,7 +658,8 @@ def test_a_name_outside_that_a_run_gave_a_file_is_left_alone(desk: Desk) -> None
     desk.put({"a": "1\n"})
     outside = desk.folder.parent / "outside"
     desk.run(sh(f"ln a {outside}; echo 2 > a"))
-    assert done(desk.undo()) == ["a"] and desk.text("a") == "1\n"
+    assert done(desk.undo()) == ["a"]
+    assert desk.text("a") == "1\n"
     assert outside.read_text() == "2\n"
 
 
@@ -581,10 +670,11 @@ def test_a_file_that_became_another_ones_name_is_not_filled_in_its_place(desk: D
     outside.write_text("mine\n")
     desk.run(sh("ln -f ../outside a"))
     assert done(desk.undo()) == ["a"]
-    assert (desk.text("a"), outside.read_text()) == ("x\n", "mine\n")
+    assert desk.text("a") == "x\n"
+    assert outside.read_text() == "mine\n"
 
 
-# ---- what was there before a run, and is not known -------------------------------------------------
+# ---- what was there before a run, and is not known -----------------------------------------------
 
 
 def end_watch(desk: Desk) -> None:
@@ -606,12 +696,17 @@ MOVED_IN: dict[str, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("is_watched", [True, False], ids=["watched", "not watched"])
+@pytest.mark.parametrize(
+    "is_watched",
+    [True, False],
+    ids=["watched", "not watched"],
+)
 @pytest.mark.parametrize("case", MOVED_IN)
 def test_what_was_there_before_a_run_is_left_where_it_was_moved_to(
     desk: Desk, case: str, is_watched: bool
 ) -> None:
-    """Of what was ignored, or outside, undo has no earlier state: to remove it would be to lose it."""
+    """Of what was ignored, or outside, undo has no earlier state: to remove it would be to lose
+    it."""
     commands, moved = MOVED_IN[case]
     if not is_watched:
         end_watch(desk)
@@ -624,8 +719,10 @@ def test_what_was_there_before_a_run_is_left_where_it_was_moved_to(
     content = desk.text(moved)
     assert desk.notices()[-1].startswith("Changed, and not covered by /undo: ")
     result = desk.undo()
-    assert moved in result.lost and "made" in result.paths
-    assert desk.text(moved) == content and content.startswith("precious\n")
+    assert moved in result.lost
+    assert "made" in result.paths
+    assert desk.text(moved) == content
+    assert content.startswith("precious\n")
     assert not (desk.folder / "made").exists()
 
 
@@ -637,7 +734,8 @@ def test_what_was_moved_in_is_covered_from_the_next_run_on(desk: Desk) -> None:
     for command in ("echo 2 >> moved", "mv moved again; echo 2 >> again", "rm moved"):
         before = desk.tree()
         desk.run(sh(command))
-        assert done(desk.undo()) and desk.tree() == before
+        assert done(desk.undo())
+        assert desk.tree() == before
 
 
 MADE: dict[str, list[str]] = {
@@ -653,7 +751,11 @@ MADE: dict[str, list[str]] = {
 }
 
 
-@pytest.mark.parametrize("is_watched", [True, False], ids=["watched", "not watched"])
+@pytest.mark.parametrize(
+    "is_watched",
+    [True, False],
+    ids=["watched", "not watched"],
+)
 @pytest.mark.parametrize("case", MADE)
 def test_what_a_run_has_made_or_moved_is_taken_back_however_old_it_looks(
     desk: Desk, case: str, is_watched: bool
@@ -668,12 +770,17 @@ def test_what_a_run_has_made_or_moved_is_taken_back_however_old_it_looks(
     git(desk.folder, "commit", "-qm", "x")
     desk.put({"known": "k2", "../unpacked": "1"})
     os.utime(desk.folder / "../unpacked", (1, 1))
-    subprocess.run(["tar", "cf", "old.tar", "unpacked"], cwd=desk.folder.parent, check=True)
+    subprocess.run(
+        ["tar", "cf", "old.tar", "unpacked"],
+        cwd=desk.folder.parent,
+        check=True,
+    )
     before = desk.tree()
     settle()
     desk.run(*map(sh, MADE[case]), sh("echo > new"))
     assert desk.notices() == []
-    assert done(desk.undo()) and desk.tree() == before
+    assert done(desk.undo())
+    assert desk.tree() == before
 
 
 def test_without_a_time_of_birth_that_of_the_last_change_counts(tmp_path: Path) -> None:
@@ -685,14 +792,19 @@ def test_without_a_time_of_birth_that_of_the_last_change_counts(tmp_path: Path) 
     assert time.time_ns() - born_at(str(made)) < 60_000_000_000
 
 
-# ---- what is recorded ------------------------------------------------------------------------------
+# ---- what is recorded ----------------------------------------------------------------------------
 
 
 def test_a_session_that_goes_on_can_undo_what_it_did_before(desk: Desk) -> None:
     desk.put({"a": "1"})
     before = desk.tree()
     desk.again("mine")
-    desk.run(sh("echo 2 > a"), sh("true"), ("read", {"path": "a"}), prompt="same words")
+    desk.run(
+        sh("echo 2 > a"),
+        sh("true"),
+        ("read", {"path": "a"}),
+        prompt="same words",
+    )
     time.sleep(0.002)  # messages of one millisecond are the same
     desk.run(prompt="same words")
     desk.again("another")
@@ -706,7 +818,8 @@ def test_a_session_that_goes_on_can_undo_what_it_did_before(desk: Desk) -> None:
         assert messages == desk.messages
     done(desk.undo())
     desk.again("mine")
-    assert done(desk.undo()) == ["a"] and desk.tree() == before
+    assert done(desk.undo()) == ["a"]
+    assert desk.tree() == before
 
 
 def test_the_diff_of_a_run_and_of_the_session(desk: Desk) -> None:
@@ -717,14 +830,19 @@ def test_the_diff_of_a_run_and_of_the_session(desk: Desk) -> None:
     desk.run(sh("sed -i s/one/1/ a.txt; printf '\\0\\2' > bin; rm new; echo y > ünï"))
     first, second = (desk.snapshots.diff(run) for run in desk.snapshots.runs)
     assert "--- a/a.txt\n+++ b/a.txt\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n" in first
-    assert "b/new\nnew file\n" in first and "old mode 100644\nnew mode 100755" in first
-    assert "-one\n+1\n 2\n" in second and "Binary files a/bin and b/bin differ" in second
-    assert "+++ b/ünï" in second and "deleted file" in second
+    assert "b/new\nnew file\n" in first
+    assert "old mode 100644\nnew mode 100755" in first
+    assert "-one\n+1\n 2\n" in second
+    assert "Binary files a/bin and b/bin differ" in second
+    assert "+++ b/ünï" in second
+    assert "deleted file" in second
     whole = desk.snapshots.diff()
-    assert "-one\n-two\n+1\n+2\n" in whole and "b/new" not in whole and "user.txt" not in whole
+    assert "-one\n-two\n+1\n+2\n" in whole
+    assert "b/new" not in whole
+    assert "user.txt" not in whole
 
 
-# ---- what is left out ------------------------------------------------------------------------------
+# ---- what is left out ----------------------------------------------------------------------------
 
 
 def test_ignored_files_are_not_touched_also_where_the_agent_changed_the_rules(desk: Desk) -> None:
@@ -737,7 +855,8 @@ def test_ignored_files_are_not_touched_also_where_the_agent_changed_the_rules(de
     )
     assert done(desk.undo()) == ["a", "cache/new", "sub/keep.log"]
     ignored = ("b.log", "build/x", "c.log", "cache/x.log", "deep/build/x")
-    assert {desk.text(name) for name in ignored} == {"2\n"} and desk.notices() == []
+    assert {desk.text(name) for name in ignored} == {"2\n"}
+    assert desk.notices() == []
     desk.put(
         {
             ".gitignore": "secret.env\n/out/\n",
@@ -749,7 +868,8 @@ def test_ignored_files_are_not_touched_also_where_the_agent_changed_the_rules(de
     desk.again()
     desk.run(sh("echo late > .gitignore; echo KEY=2 > secret.env; echo 2 | tee a b late"))
     assert done(desk.undo()) == [".gitignore", "a", "b", "late"]
-    assert desk.text("secret.env") == "KEY=2\n" and desk.text("out/result") == "precious"
+    assert desk.text("secret.env") == "KEY=2\n"
+    assert desk.text("out/result") == "precious"
 
 
 def test_a_workspace_that_a_repository_above_ignores_is_covered_by_names(desk: Desk) -> None:
@@ -758,7 +878,8 @@ def test_a_workspace_that_a_repository_above_ignores_is_covered_by_names(desk: D
     (above / ".gitignore").write_text("ws/\n")
     desk.put({"a": "1", "d/b": "1", "node_modules/x": "1"})
     desk.run(sh("for name in a d/b d/new node_modules/x; do echo 2 > $name; done"))
-    assert done(desk.undo()) == ["a", "d/b", "d/new"] and desk.notices() == []
+    assert done(desk.undo()) == ["a", "d/b", "d/new"]
+    assert desk.notices() == []
 
 
 def test_a_tracked_file_is_covered_although_a_rule_ignores_it(desk: Desk) -> None:
@@ -779,7 +900,8 @@ def test_any_name_is_covered_and_rules_of_a_repository_above_hold(desk: Desk) ->
     before = desk.tree()
     change = """find . -type f -exec sh -c 'echo 2 >> "$1"' _ {} \\; ; touch ../x -- -n b.tmp; mkdir out; touch out/c"""
     desk.run(sh(change))
-    assert done(desk.undo()) == sorted([*names, "-n"]) and desk.notices() == []
+    assert done(desk.undo()) == sorted([*names, "-n"])
+    assert desk.notices() == []
     assert {name: desk.tree()[name] for name in before} == before
 
 
@@ -787,7 +909,8 @@ def test_git_is_asked_once_for_all_levels_of_a_look(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """300 folders in each other, with what the rules of one of them ignore and take back."""
-    asked, program = tmp_path / "asked", shutil.which("git")
+    asked = tmp_path / "asked"
+    program = shutil.which("git")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/git").write_text(f'#!/bin/sh\necho "$*" >> {asked}\nexec {program} "$@"\n')
     (tmp_path / "bin/git").chmod(0o755)
@@ -803,7 +926,8 @@ def test_git_is_asked_once_for_all_levels_of_a_look(
     assert len(questions) <= 3  # the first look, and at both ends of the step
     assert not desk.notices()
     assert set(done(desk.undo())) == {"d/d/d/d/new\nline", f"{deep}f", "d/d/d/d/kept.o"}
-    assert (desk.text(f"{deep}f"), desk.text("d/d/d/d/a.o")) == ("1", "2\n")
+    assert desk.text(f"{deep}f") == "1"
+    assert desk.text("d/d/d/d/a.o") == "2\n"
 
 
 def test_rules_that_are_a_pipe_hold_nothing_up(desk: Desk) -> None:
@@ -813,12 +937,14 @@ def test_rules_that_are_a_pipe_hold_nothing_up(desk: Desk) -> None:
     os.mkfifo(desk.folder / ".gitignore")
     desk.run(sh("echo 2 > a; echo 2 > node_modules/x"))
     assert not desk.notices()
-    assert done(desk.undo()) == ["a"] and desk.text("node_modules/x") == "2\n"
+    assert done(desk.undo()) == ["a"]
+    assert desk.text("node_modules/x") == "2\n"
 
 
 def test_rules_hold_many_folders_below_them(desk: Desk) -> None:
     """Git 2.39 crashes where it is to name the rule; what is deeper is asked behind that."""
-    half, deep = "d/" * 60, "d/" * 100
+    half = "d/" * 60
+    deep = "d/" * 100
     desk.put({"d/.gitignore": "*.o\n!kept.o\n", f"{deep}a.o": "1", f"{deep}kept.o": "1"})
     desk.put({f"{half}a.o": "1"})
     git(desk.folder, "init", "-q")
@@ -830,7 +956,14 @@ def test_rules_hold_many_folders_below_them(desk: Desk) -> None:
 
 def test_what_is_too_large_is_left_out_and_named(desk: Desk) -> None:
     size = MAX_FILE + 1
-    desk.put({"big": os.urandom(size), "same": b"y" * size, "grows": "1", "shrinks": b"z" * size})
+    desk.put(
+        {
+            "big": os.urandom(size),
+            "same": b"y" * size,
+            "grows": "1",
+            "shrinks": b"z" * size,
+        }
+    )
     desk.put({"a": "1"})
     desk.run(sh(f"echo >> big; head -c {size} /dev/zero > grows; echo 1 > shrinks; echo 2 > a"))
     after = desk.tree()
@@ -846,7 +979,8 @@ def test_repositories_in_the_workspace_are_left_out_and_never_changed(desk: Desk
     inside = tree(desk.folder / "with/.git", but="")
     desk.run(sh("echo 2 > with/f; git init -q begins; echo 2 | tee begins/f a"))
     assert done(desk.undo()) == ["a"]
-    assert desk.text("with/f") == "2\n" and desk.text("begins/f") == "2\n"
+    assert desk.text("with/f") == "2\n"
+    assert desk.text("begins/f") == "2\n"
     assert tree(desk.folder / "with/.git", but="") == inside
 
 
@@ -861,14 +995,16 @@ def test_git_is_asked_seldom_however_deep_a_folder_is(desk: Desk) -> None:
         desk.run(sh("true"))
         first = starts()
         desk.run(sh(change))
-    assert desk.notices() == [] and max(first, starts() - first) <= 25
+    assert desk.notices() == []
+    assert max(first, starts() - first) <= 25
     assert done(desk.undo()) == ["a", f"{deep}/f", f"{deep}/new", "kept.log"]
     assert desk.text(f"{deep}/x.log") == "2\n"
     made = f"new/{deep}"  # by a command
     desk.run(
         sh(f"mkdir -p {made}/a.log; echo > {made}/f; echo > {made}/a.log/f; echo > {made}/b.log")
     )
-    assert done(desk.undo()) == [f"{made}/f"] and desk.notices() == []
+    assert done(desk.undo()) == [f"{made}/f"]
+    assert desk.notices() == []
 
 
 def test_a_git_that_fails_is_not_asked_again(
@@ -877,7 +1013,8 @@ def test_a_git_that_fails_is_not_asked_again(
     """Neither for the levels of folders nor for what comes later; names decide then."""
     git(desk.folder, "init", "-q")
     desk.put({"d/e/f/g/h": "1", "node_modules/x": "1"})
-    counted, program = tmp_path / "counted", tmp_path / "bin" / "git"
+    counted = tmp_path / "counted"
+    program = tmp_path / "bin" / "git"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$@" >> {counted}\nhead -c 1 > {counted}.1\nexit 128\n')
     program.chmod(0o755)
@@ -886,21 +1023,32 @@ def test_a_git_that_fails_is_not_asked_again(
         sh("true"), sh("for name in d/e/f/g/h d/e/new node_modules/x; do echo 2 > $name; done")
     )
     assert counted.read_text().count("check-ignore") == 2  # with the names of rules, and without
-    assert done(desk.undo()) == ["d/e/f/g/h", "d/e/new"] and desk.notices() == []
+    assert done(desk.undo()) == ["d/e/f/g/h", "d/e/new"]
+    assert desk.notices() == []
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_pipe_in_the_place_of_rules_is_not_waited_for(desk: Desk, first: bool) -> None:
-    """Rules of other folders still hold. It may be there before the first look, or be made by a command."""
+    """Rules of other folders still hold. It may be there before the first look, or be made by a
+    command."""
     git(desk.folder, "init", "-q")
-    desk.put({".gitignore": "*.log\n", "a": "1", "sub/f": "1", "x.log": "1", "top/y.log": "1"})
+    desk.put(
+        {
+            ".gitignore": "*.log\n",
+            "a": "1",
+            "sub/f": "1",
+            "x.log": "1",
+            "top/y.log": "1",
+        }
+    )
     if first:
         os.mkfifo(desk.folder / "sub/.gitignore")
     make = "true" if first else "mkfifo sub/.gitignore"
     names = "a sub/f sub/node_modules/g x.log top/y.log top/new.log"
     change = f"for name in {names}; do echo 2 > $name; done"
     desk.run(sh(f"mkdir -p sub/node_modules; {make}"), sh(change))
-    assert done(desk.undo()) == ["a", "sub/f"] and desk.notices() == []
+    assert done(desk.undo()) == ["a", "sub/f"]
+    assert desk.notices() == []
     assert desk.text("x.log") == desk.text("top/y.log") == "2\n"
 
 
@@ -913,7 +1061,7 @@ def test_with_a_pipe_for_the_rules_of_the_workspace_git_is_not_asked(desk: Desk)
     assert done(desk.undo()) == ["a"]
 
 
-# ---- large worlds ----------------------------------------------------------------------------------
+# ---- large worlds --------------------------------------------------------------------------------
 
 
 def fill(folder: Path, files: int) -> None:
@@ -954,7 +1102,10 @@ def looks_at(folder: Path) -> Iterator[list[str]]:
         ended = True
 
 
-@pytest.mark.parametrize("files", [400, pytest.param(40_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "files",
+    [400, pytest.param(40_000, marks=pytest.mark.slow)],
+)
 def test_many_files_are_covered_in_the_end_and_a_step_is_cheap(
     tmp_path: Path, files: int, kernel_reports: None
 ) -> None:
@@ -976,7 +1127,9 @@ def test_many_files_are_covered_in_the_end_and_a_step_is_cheap(
             break
         desk.again()
     desk.run(sh("rm 0/6; echo changed > 0/5; mv 2 renamed"))
-    assert complete and len(done(desk.undo())) == 202 and desk.tree() == before
+    assert complete
+    assert len(done(desk.undo())) == 202
+    assert desk.tree() == before
     desk.snapshots.close()
 
 
@@ -985,7 +1138,8 @@ def test_where_one_file_has_changed_no_folder_is_listed(desk: Desk, kernel_repor
     desk.run(sh("true"))
     with looks_at(desk.folder) as looks:
         desk.run(sh("echo 2 > 3/a; echo 2 > b"))
-    assert looks == [] and done(desk.undo()) == ["3/a", "b"]
+    assert looks == []
+    assert done(desk.undo()) == ["3/a", "b"]
 
 
 @pytest.mark.slow
@@ -997,11 +1151,12 @@ def test_more_than_is_kept_is_left_out_and_the_rest_can_be_undone(desk: Desk) ->
         desk.again()
         desk.run(sh("echo 2 > a; echo >> data/59"))
         assert any("covers only part of this folder" in notice for notice in desk.notices())
-        assert "a" in done(desk.undo()) and desk.text("a") == "1"
+        assert "a" in done(desk.undo())
+        assert desk.text("a") == "1"
     assert desk.stored() < MAX_STORED + 20_000_000
 
 
-# ---- the user's git, and hostile workspaces --------------------------------------------------------
+# ---- the user's git, and hostile workspaces ------------------------------------------------------
 
 
 def test_a_repository_is_the_same_byte_by_byte_after_undo_redo_and_diff(desk: Desk) -> None:
@@ -1033,7 +1188,10 @@ def test_no_filter_monitor_hook_or_setting_of_a_workspace_is_run_or_obeyed(
     hooks = ("post-index-change", "fsmonitor-watchman")
     desk.put({f"hooks/{hook}": f"#!/bin/sh\n{evil}\n" for hook in hooks})
     desk.put({f".git/hooks/{hook}": f"#!/bin/sh\n{evil}\n" for hook in hooks})
-    for hook in (*desk.folder.glob("hooks/*"), *desk.folder.glob(".git/hooks/*")):
+    for hook in (
+        *desk.folder.glob("hooks/*"),
+        *desk.folder.glob(".git/hooks/*"),
+    ):
         hook.chmod(0o755)
     (desk.folder / ".git/config").write_text(config)
     attributes = "* filter=evil diff=evil text eol=lf ident working-tree-encoding=UTF-16\n"
@@ -1048,7 +1206,9 @@ def test_no_filter_monitor_hook_or_setting_of_a_workspace_is_run_or_obeyed(
     desk.run(sh("printf 'x\\r\\ny\\r\\n' > crlf; rm sub/f"))
     desk.snapshots.diff()
     done(desk.undo())
-    assert desk.tree() == before and not witness.exists() and desk.notices() == []
+    assert desk.tree() == before
+    assert not witness.exists()
+    assert desk.notices() == []
 
 
 def test_a_git_that_lies_in_the_workspace_is_not_run_and_none_is_needed(
@@ -1061,18 +1221,22 @@ def test_a_git_that_lies_in_the_workspace_is_not_run_and_none_is_needed(
     monkeypatch.setenv("PATH", f"{desk.folder}/bin:{tmp_path}:.")
     call = "/bin/rm a; echo 1 > node_modules/y; /bin/mkdir -p s/.venv; echo 1 > s/.venv/z"
     desk.run(sh(call))
-    assert done(desk.undo()) == ["a"] and desk.notices() == []
+    assert done(desk.undo()) == ["a"]
+    assert desk.notices() == []
     assert not witness.exists()
 
 
-# ---- contents that git has -------------------------------------------------------------------------
+# ---- contents that git has -----------------------------------------------------------------------
 
 
 def track(desk: Desk, files: dict[str, str | bytes], *options: str) -> Tree:
     """Add these files to git, as they were an hour ago. Returns the tree."""
     desk.put(files)
     for name in files:
-        os.utime(desk.folder / name, (time.time() - 3600,) * 2)
+        os.utime(
+            desk.folder / name,
+            (time.time() - 3600,) * 2,
+        )
     git(desk.folder, "init", "-q")
     git(desk.folder, *options, "add", "-A")
     return desk.tree()
@@ -1082,7 +1246,10 @@ def track(desk: Desk, files: dict[str, str | bytes], *options: str) -> Tree:
 def test_tracked_files_are_read_from_git(desk: Desk, inner: str) -> None:
     """Also behind a gc, in a later process, and in a folder of the repository."""
     names = [os.path.join(inner, name) for name in ("a", "b", "d/c", "x.sh")]
-    before = track(desk, {"ü": "top", **{name: f"{name} one\n" for name in names}})
+    before = track(
+        desk,
+        {"ü": "top", **{name: f"{name} one\n" for name in names}},
+    )
     here = Desk(desk.folder / inner, desk.data)
     here.again("mine")
     here.run(
@@ -1094,7 +1261,8 @@ def test_tracked_files_are_read_from_git(desk: Desk, inner: str) -> None:
     git(desk.folder, "gc", "-q", "--prune=now")
     here.again("mine")
     assert "-" + names[0] + " one\n+" + names[0] + " two\n" in here.snapshots.diff()
-    assert done(here.undo()) == ["a", "b", "d/c", "x.sh"] and desk.tree() == before
+    assert done(here.undo()) == ["a", "b", "d/c", "x.sh"]
+    assert desk.tree() == before
     done(here.redo())
     assert here.text("b") == "2\n"
     here.snapshots.close()
@@ -1125,7 +1293,8 @@ def opened_in(folder: Path) -> Iterator[list[str]]:
 
 
 def test_files_that_git_knows_to_be_unchanged_are_not_read(desk: Desk) -> None:
-    """A large repository is covered from the first run on. Others are read, also what git keeps in another form."""
+    """A large repository is covered from the first run on. Others are read, also what git keeps in
+    another form."""
     track(desk, {"a": "1", "d/b": "1", "c": "1"})
     desk.put({"c": "2", "new": "1"})
     before = desk.tree()
@@ -1134,7 +1303,8 @@ def test_files_that_git_knows_to_be_unchanged_are_not_read(desk: Desk) -> None:
         desk.run(sh("true"))
     assert sorted(name for name in names if not name.startswith(".git")) == ["c", "new"]
     desk.run(sh("echo 3 | tee a d/b c new"))
-    assert done(desk.undo()) == ["a", "c", "d/b", "new"] and desk.tree() == before
+    assert done(desk.undo()) == ["a", "c", "d/b", "new"]
+    assert desk.tree() == before
 
 
 @pytest.mark.parametrize(
@@ -1156,7 +1326,8 @@ def test_a_file_that_git_has_in_another_form_comes_back_as_it_was(
     settle()
     here = Desk(desk.folder / inner, desk.data)
     here.run(sh("echo 3 > a"))
-    assert done(here.undo()) == ["a"] and desk.tree() == before
+    assert done(here.undo()) == ["a"]
+    assert desk.tree() == before
     here.snapshots.close()
 
 
@@ -1165,9 +1336,13 @@ def test_a_file_changed_while_the_index_was_written_is_read(desk: Desk, race: bo
     """The index says that `a` holds "one", with all facts of the file that holds "two"."""
     track(desk, {"a": "one"})
     desk.put({"a": "two"})
-    index, info = desk.folder / ".git/index", (desk.folder / "a").stat()
+    index = desk.folder / ".git/index"
+    info = (desk.folder / "a").stat()
     data = bytearray(index.read_bytes()[:-20])
-    times = (*divmod(info.st_ctime_ns, 10**9), *divmod(info.st_mtime_ns, 10**9))
+    times = (
+        *divmod(info.st_ctime_ns, 10**9),
+        *divmod(info.st_mtime_ns, 10**9),
+    )
     struct.pack_into(">4I", data, 12, *times)
     index.write_bytes(bytes(data) + hashlib.sha1(data).digest())
     written = info.st_mtime_ns + (0 if race else 10**9)
@@ -1185,7 +1360,8 @@ def test_a_file_at_which_git_is_told_not_to_look_is_read(desk: Desk) -> None:
     desk.put({"a": "two", "b": "two"})
     settle()
     desk.run(sh("echo 3 | tee a b"))
-    assert done(desk.undo()) == ["a", "b"] and desk.text("a") == desk.text("b") == "two"
+    assert done(desk.undo()) == ["a", "b"]
+    assert desk.text("a") == desk.text("b") == "two"
 
 
 def test_what_a_tool_changes_before_all_is_checked_is_known_as_far_as_git_knows_it(
@@ -1217,7 +1393,8 @@ def test_what_a_tool_changes_before_all_is_checked_is_known_as_far_as_git_knows_
         "removed": 0o644,
         "shared": 0o644,
     }
-    assert len({old.blob for old in before.values()}) == 1 and before["shared"].link
+    assert len({old.blob for old in before.values()}) == 1
+    assert before["shared"].link
 
 
 def test_a_repository_with_other_ids_is_read(desk: Desk) -> None:
@@ -1225,7 +1402,8 @@ def test_a_repository_with_other_ids_is_read(desk: Desk) -> None:
     before = track(desk, {"a": "one"})
     settle()
     desk.run(sh("echo 2 > a"))
-    assert done(desk.undo()) == ["a"] and desk.tree() == before
+    assert done(desk.undo()) == ["a"]
+    assert desk.tree() == before
 
 
 def test_what_is_not_kept_any_more_is_named_and_the_rest_restored(desk: Desk) -> None:
@@ -1233,9 +1411,13 @@ def test_what_is_not_kept_any_more_is_named_and_the_rest_restored(desk: Desk) ->
     desk.put({"mine": "0"})
     desk.run(sh("rm -r .git; rm a; echo 2 | tee b mine new"))
     result = desk.undo()
-    assert (result.problem, result.paths, result.lost) == ("", ["mine", "new"], ["a", "b"])
-    assert desk.text("mine") == "0" and desk.text("b") == "2\n"
-    assert done(desk.redo()) == ["mine", "new"] and desk.text("mine") == "2\n"
+    assert result.problem == ""
+    assert result.paths == ["mine", "new"]
+    assert result.lost == ["a", "b"]
+    assert desk.text("mine") == "0"
+    assert desk.text("b") == "2\n"
+    assert done(desk.redo()) == ["mine", "new"]
+    assert desk.text("mine") == "2\n"
     assert desk.snapshots.diff().count("no longer kept") == 2
 
 
@@ -1248,7 +1430,8 @@ def test_the_first_look_goes_on_as_long_as_no_tool_waits_for_it(tmp_path: Path) 
     desk.snapshots(events.ToolStart("1", "bash", {}, ""))
     desk.put({"a": "2"})
     desk.snapshots(events.StepEnd({}, [], "tool_calls", Usage()))
-    assert done(desk.undo()) == ["a"] and desk.notices() == []
+    assert done(desk.undo()) == ["a"]
+    assert desk.notices() == []
     desk.snapshots.close()
 
 
@@ -1280,15 +1463,21 @@ def test_a_file_that_is_not_read_yet_is_lost_if_it_changes(files: WorkspaceFiles
     (root / "d/a").write_text("2")
     (root / "d/new").write_text("1")
     changes = files.end_step()
-    assert changes.lost == ["d/a"] and list(changes.files) == ["d/new"]
+    assert changes.lost == ["d/a"]
+    assert list(changes.files) == ["d/new"]
     files.first_look.read_rest()
     (root / "d/a").write_text("3")
     (root / "d/b").write_text("3")
     changes = files.end_step()
-    assert sorted(changes.files) == ["d/a", "d/b"] and changes.lost == []
+    assert sorted(changes.files) == ["d/a", "d/b"]
+    assert changes.lost == []
 
 
-@pytest.mark.parametrize("is_surveyed", [True, False], ids=["listed", "not listed"])
+@pytest.mark.parametrize(
+    "is_surveyed",
+    [True, False],
+    ids=["listed", "not listed"],
+)
 def test_a_file_that_a_tool_names_is_kept_before_it_is_written(
     files: WorkspaceFiles, is_surveyed: bool
 ) -> None:
@@ -1306,9 +1495,12 @@ def test_a_file_that_a_tool_names_is_kept_before_it_is_written(
         files.first_look.read_rest()
     changes = files.end_step()
     before, after = changes.files["d/a"]
-    assert before and after and before.blob == "56a6051ca2b02b04ef92d5150c9ef600403cb1de"
+    assert before
+    assert after
+    assert before.blob == "56a6051ca2b02b04ef92d5150c9ef600403cb1de"
     assert after.blob == "e440e5c842586965a7fb77deda2eca68612b1f53"
-    assert changes.files["d/new"][0] is None and changes.lost == []
+    assert changes.files["d/new"][0] is None
+    assert changes.lost == []
 
 
 def test_undo_names_what_it_cannot_bring_back_also_in_a_later_process(desk: Desk) -> None:
@@ -1318,8 +1510,11 @@ def test_undo_names_what_it_cannot_bring_back_also_in_a_later_process(desk: Desk
     desk.run(sh("echo 2 > a; echo 2 > big"))
     desk.again("mine")
     result = desk.undo()
-    assert (result.problem, result.paths, result.lost) == ("", ["a"], ["big"])
-    assert desk.text("a") == "1" and desk.text("big") == "2\n"
+    assert result.problem == ""
+    assert result.paths == ["a"]
+    assert result.lost == ["big"]
+    assert desk.text("a") == "1"
+    assert desk.text("big") == "2\n"
 
 
 @pytest.mark.parametrize(
@@ -1332,7 +1527,8 @@ def test_undo_names_what_it_cannot_bring_back_also_in_a_later_process(desk: Desk
 def test_what_may_change_any_file_before_all_are_listed_is_said_to_be_known_in_part(
     tmp_path: Path, tool: str, arguments: dict[str, str]
 ) -> None:
-    """What a file tool writes is undone all the same. Git waits for a pipe in the place of rules."""
+    """What a file tool writes is undone all the same. Git waits for a pipe in the place of
+    rules."""
     desk = Desk(tmp_path / "ws", tmp_path / "data", patience=0)
     desk.put({"file": "1", "b": "1"})
     os.symlink("file", desk.folder / "a")
@@ -1347,8 +1543,10 @@ def test_what_may_change_any_file_before_all_are_listed_is_said_to_be_known_in_p
     desk.put({"b": "2"})
     desk.snapshots(events.StepEnd({}, [], "tool_calls", Usage()))
     result = desk.undo()
-    assert (result.paths, result.is_partly_known) == (["file"], True)
-    assert desk.text("a") == "1" and desk.text("b") == "2"
+    assert result.paths == ["file"]
+    assert result.is_partly_known is True
+    assert desk.text("a") == "1"
+    assert desk.text("b") == "2"
     assert "still being listed" in desk.notices()[0]
     desk.snapshots.close()
 
@@ -1387,13 +1585,18 @@ def test_nothing_is_taken_back_that_a_command_may_have_changed_before_the_files_
     desk.snapshots(events.StepEnd({}, [], "tool_calls", Usage()))
     left = {name: facts for name, facts in desk.tree().items() if name != "b"}
     result = desk.undo()
-    assert (result.paths, result.lost, result.problem) == (["b"], ["a"], "")
+    assert result.paths == ["b"]
+    assert result.lost == ["a"]
+    assert result.problem == ""
     assert desk.text("b") == "1"
     assert {name: facts for name, facts in desk.tree().items() if name != "b"} == left
     desk.snapshots.close()
 
 
-@pytest.mark.parametrize("path", ["../outside", "/etc/hostname", "", "a\0b", ".", "d"])
+@pytest.mark.parametrize(
+    "path",
+    ["../outside", "/etc/hostname", "", "a\0b", ".", "d"],
+)
 def test_a_path_of_a_call_that_is_no_file_of_the_workspace_does_no_harm(
     desk: Desk, path: str
 ) -> None:
@@ -1402,7 +1605,8 @@ def test_a_path_of_a_call_that_is_no_file_of_the_workspace_does_no_harm(
     desk.snapshots(events.ToolStart("1", "write", {"path": path}, ""))
     desk.put({"d/a": "2"})
     desk.snapshots(events.StepEnd({}, [], "tool_calls", Usage()))
-    assert done(desk.undo()) == ["d/a"] and desk.notices() == []
+    assert done(desk.undo()) == ["d/a"]
+    assert desk.notices() == []
 
 
 def test_a_run_that_an_older_version_has_written_can_be_undone(desk: Desk) -> None:
@@ -1411,9 +1615,13 @@ def test_a_run_that_an_older_version_has_written_can_be_undone(desk: Desk) -> No
     desk.run(sh("echo 2 > a"))
     with database(desk) as db:
         [data] = db.execute("SELECT data FROM run").fetchone()
-        db.execute("UPDATE run SET data = ?", (json.dumps(json.loads(data)[:3]),))
+        db.execute(
+            "UPDATE run SET data = ?",
+            (json.dumps(json.loads(data)[:3]),),
+        )
     desk.again("mine")
-    assert done(desk.undo()) == ["a"] and desk.text("a") == "1"
+    assert done(desk.undo()) == ["a"]
+    assert desk.text("a") == "1"
 
 
 def test_what_changes_while_it_is_read_is_lost(files: WorkspaceFiles) -> None:
@@ -1423,10 +1631,11 @@ def test_what_changes_while_it_is_read_is_lost(files: WorkspaceFiles) -> None:
     Path(files.root, "d/a").write_text("2")
     files.first_look.read_rest()
     changes = files.end_step()
-    assert changes.lost == ["d/a"] and not changes.files
+    assert changes.lost == ["d/a"]
+    assert not changes.files
 
 
-# ---- failures, kills, company ----------------------------------------------------------------------
+# ---- failures, kills, company --------------------------------------------------------------------
 
 
 def test_a_data_folder_that_cannot_be_written_ends_undo_not_the_run(tmp_path: Path) -> None:
@@ -1434,7 +1643,8 @@ def test_a_data_folder_that_cannot_be_written_ends_undo_not_the_run(tmp_path: Pa
     desk = Desk(tmp_path / "ws", tmp_path / "data")
     assert desk.run(sh("echo 1 > a"), sh("echo 2 > a")).stop_reason == "stop"
     [notice] = desk.notices()
-    assert "does not cover file changes in this session" in notice and desk.undo().problem
+    assert "does not cover file changes in this session" in notice
+    assert desk.undo().problem
     assert desk.text("a") == "2\n"
 
 
@@ -1449,7 +1659,8 @@ def test_the_folder_is_private_and_a_database_that_is_none_is_set_aside(desk: De
     desk.run(sh("echo 2 > a"))
     [notice] = desk.notices()
     assert notice.startswith("The file of undo was damaged; a new one was begun.")
-    assert done(desk.undo()) == ["a"] and desk.text("a") == "1\n"
+    assert done(desk.undo()) == ["a"]
+    assert desk.text("a") == "1\n"
 
 
 def test_an_abort_ends_the_first_look_and_nothing_counts_as_made(desk: Desk) -> None:
@@ -1462,8 +1673,12 @@ def test_an_abort_ends_the_first_look_and_nothing_counts_as_made(desk: Desk) -> 
     abort.set()
     desk.snapshots(events.RunStart(), abort)
     desk.snapshots(events.ToolStart("1", "bash", {}, ""), abort)
-    desk.snapshots(events.StepEnd({}, [], "aborted", Usage()), abort)
-    assert "aborted" in desk.undo().problem and desk.snapshots.off == ""
+    desk.snapshots(
+        events.StepEnd({}, [], "aborted", Usage()),
+        abort,
+    )
+    assert "aborted" in desk.undo().problem
+    assert desk.snapshots.off == ""
     (desk.folder / ".git/info/exclude").unlink()
     desk.again()
     desk.run(sh("echo 2 > a"))
@@ -1489,10 +1704,17 @@ for number in range(10_000):
 
 def test_processes_that_are_killed_or_work_beside_us_do_no_harm(desk: Desk) -> None:
     desk.put({f"{number}": str(number) * 2000 for number in range(300)})
-    argv = [sys.executable, "-c", CHILD, str(desk.folder), str(desk.data)]
+    argv = [
+        sys.executable,
+        "-c",
+        CHILD,
+        str(desk.folder),
+        str(desk.data),
+    ]
     for number in range(2):
         with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
-            assert process.stdout and process.stdout.readline() == b"0\n"
+            assert process.stdout
+            assert process.stdout.readline() == b"0\n"
             desk.run(("write", {"path": f"a{number}", "content": "x"}))
             process.kill()
         desk.run(sh(f"echo {number} > b; rm 1{number}"))
@@ -1504,7 +1726,12 @@ def test_processes_that_are_killed_or_work_beside_us_do_no_harm(desk: Desk) -> N
 
 def test_what_is_not_needed_any_more_is_removed(desk: Desk) -> None:
     """Contents that no file has, a month after their last use; all of a folder left for a month."""
-    desk.put({"a": os.urandom(500_000), "b": os.urandom(500_000)})
+    desk.put(
+        {
+            "a": os.urandom(500_000),
+            "b": os.urandom(500_000),
+        }
+    )
     desk.again("mine")
     desk.run(sh("rm a"))
     assert desk.stored() > 1_000_000
@@ -1517,7 +1744,8 @@ def test_what_is_not_needed_any_more_is_removed(desk: Desk) -> None:
         os.utime(path, (1, 1))
     desk.again("mine")
     desk.run(sh("echo 2 > b"))
-    assert 500_000 < desk.stored() < 900_000 and not other.exists()
+    assert 500_000 < desk.stored() < 900_000
+    assert not other.exists()
     assert done(desk.undo()) == ["b"]
     assert desk.undo().lost == ["a"]
 
@@ -1526,14 +1754,16 @@ def test_what_is_used_stays_where_a_link_leads_to_it_and_one_that_leads_nowhere_
     desk: Desk,
 ) -> None:
     """A file of the same folder may also be gone before it is looked at."""
-    other, nowhere = desk.data / "snapshots" / "other.db", desk.data / "snapshots" / "nowhere.db"
+    other = desk.data / "snapshots" / "other.db"
+    nowhere = desk.data / "snapshots" / "nowhere.db"
     other.parent.mkdir(parents=True)
     (desk.data / "moved.db").touch()
     other.symlink_to(desk.data / "moved.db")
     nowhere.symlink_to(desk.data / "gone.db")
     os.utime(other, (1, 1), follow_symlinks=False)
     desk.run(sh("echo 1 > a"))
-    assert desk.notices() == [] and other.exists()
+    assert desk.notices() == []
+    assert other.exists()
     assert done(desk.undo()) == ["a"]
 
 
@@ -1542,7 +1772,8 @@ def test_a_database_that_cannot_be_written_stops_no_undo(desk: Desk) -> None:
     desk.run(sh("echo 1 > a"))
     with database(desk) as db:
         db.execute("CREATE TRIGGER full BEFORE DELETE ON run BEGIN SELECT RAISE(FAIL, ''); END")
-    assert done(desk.undo()) == ["a"] and desk.tree() == {}
+    assert done(desk.undo()) == ["a"]
+    assert desk.tree() == {}
 
 
 def test_a_look_that_fails_is_reported_once_and_the_run_goes_on(desk: Desk) -> None:
@@ -1564,7 +1795,9 @@ def test_a_look_that_fails_is_reported_once_and_the_run_goes_on(desk: Desk) -> N
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     [notice] = desk.notices()
     assert notice.startswith("/undo does not cover file changes in this session. The file of undo")
-    assert desk.undo().problem and desk.text("a") == "newer\n"
+    assert desk.undo().problem
+    assert desk.text("a") == "newer\n"
     desk.again()
     desk.run(sh("echo newest > a"))
-    assert not desk.undo().problem and desk.text("a") == "newer\n"
+    assert not desk.undo().problem
+    assert desk.text("a") == "newer\n"

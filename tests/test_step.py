@@ -40,7 +40,12 @@ class Steps:
             show=self.shown.append,
             edit=lambda text: json.dumps(edit(json.loads(text))),
         )
-        self.model = ScriptedModel([Reply("I note.", [("note", {"text": "one"})]), Reply("Done.")])
+        self.model = ScriptedModel(
+            [
+                Reply("I note.", [("note", {"text": "one"})]),
+                Reply("Done."),
+            ]
+        )
 
     def _answer(self, question: str, keys: str) -> str:
         self.questions.append(question)
@@ -48,7 +53,12 @@ class Steps:
 
     def run(self, *hooks: Any) -> RunResult:
         self.stepper.hooks += hooks
-        agent = Agent(self.model, tools=[note], system="Be careful.", hooks=self.stepper)
+        agent = Agent(
+            self.model,
+            tools=[note],
+            system="Be careful.",
+            hooks=self.stepper,
+        )
         self.agent = agent
         return agent.run("Go on.")
 
@@ -98,7 +108,10 @@ def test_an_edited_message_is_sent_and_stays_in_the_conversation() -> None:
     assert steps.agent.messages[0]["content"] == "Stop here."
 
 
-@pytest.mark.parametrize("wrong", [lambda value: {}, lambda value: [], lambda value: 1])
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda value: {}, lambda value: [], lambda value: 1],
+)
 def test_an_edit_of_another_form_changes_nothing(wrong: Callable[[Any], Any]) -> None:
     steps = Steps("e", edit=wrong)
     steps.run()
@@ -163,9 +176,16 @@ def test_a_rule_that_denies_still_denies() -> None:
 
 
 def test_a_session_goes_step_by_step_until_it_is_switched_off(tmp_path: Path) -> None:
-    replies = [Reply(calls=[("bash", {"command": "echo one"})]), Reply("First."), Reply("Second.")]
+    replies = [
+        Reply(calls=[("bash", {"command": "echo one"})]),
+        Reply("First."),
+        Reply("Second."),
+    ]
     editor = "sed -i s/one/two/"
-    with ScriptedServer(replies) as server, Terminal(tmp_path, server, EDITOR=editor) as session:
+    with (
+        ScriptedServer(replies) as server,
+        Terminal(tmp_path, server, EDITOR=editor) as session,
+    ):
         session.enter("/step")
         session.expect("The next run goes step by step")
         session.prompt()
@@ -196,7 +216,10 @@ def test_a_session_goes_step_by_step_until_it_is_switched_off(tmp_path: Path) ->
 
 
 def test_steps_need_a_terminal(tmp_path: Path) -> None:
-    with ScriptedServer([]) as server, OneShot(tmp_path, server, "--step", "hi") as run:
+    with (
+        ScriptedServer([]) as server,
+        OneShot(tmp_path, server, "--step", "hi") as run,
+    ):
         assert run.end() == 2
     assert "--step needs a terminal" in run.err
     assert server.requests == []

@@ -34,7 +34,8 @@ FILES = {
     if "demo_project" not in path.parts
 }
 
-# Imports point from right to left. What is in no folder is the core, except WORDS below it and TOP above all.
+# Imports point from right to left. What is in no folder is the core, except WORDS below it and TOP
+# above all.
 LAYERS = [
     *("words", "providers", "core", "tools", "permissions", "agent", "sessions", "extend"),
     *("devtools", "session", "doors", "cli", "top"),
@@ -119,7 +120,8 @@ def imported(node: ast.AST, when: str) -> Iterator[tuple[str, str]]:
         if isinstance(child, ast.Import):
             yield from ((alias.name, when) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
-            assert child.level == 0 and child.module, "imports are absolute"
+            assert child.level == 0, "imports are absolute"
+            assert child.module, "imports are absolute"
             for alias in child.names:
                 inner = f"{child.module}.{alias.name}"
                 yield (inner if inner in FILES else child.module), when
@@ -139,7 +141,7 @@ def importers_of(*libraries: str) -> set[str]:
     return {each.importer for each in imports() if each.name.split(".")[0] in libraries}
 
 
-# ---- who imports whom ------------------------------------------------------------------------------------
+# ---- who imports whom ----------------------------------------------------------------------------
 
 
 def test_imports_point_one_way() -> None:
@@ -211,11 +213,15 @@ def test_every_module_has_a_docstring_and_every_folder_names_the_file_to_read_fi
     for module, path in FILES.items():
         if path.name == "__init__.py" and module != "coder":
             assert "Promises:" in str(docs[module]), module
-            first = re.search(r"\b[Rr]ead (\w+\.py) first", " ".join(str(docs[module]).split()))
-            assert first and (path.parent / first[1]).exists(), module
+            first = re.search(
+                r"\b[Rr]ead (\w+\.py) first",
+                " ".join(str(docs[module]).split()),
+            )
+            assert first, module
+            assert (path.parent / first[1]).exists(), module
 
 
-# ---- what an import does ---------------------------------------------------------------------------------
+# ---- what an import does -------------------------------------------------------------------------
 
 WATCH = """
 import sys, os, json, threading, signal
@@ -252,13 +258,17 @@ def watched(before: str, folder: Path) -> dict[str, list[str]]:
         timeout=60,
         env={"HOME": str(folder), "OPENAI_API_KEY": "k"},
     )
-    assert (child.returncode, child.stderr, child.stdout.count("\n")) == (0, "", 1)
+    assert child.returncode == 0
+    assert child.stderr == ""
+    assert child.stdout.count("\n") == 1
     return dict(json.loads(child.stdout))
 
 
 def test_importing_does_nothing_and_loads_no_library(tmp_path: Path) -> None:
     seen = watched(f"sys.path.insert(0, {str(ROOT)!r})", tmp_path)
-    assert (seen["done"], seen["same"], [*tmp_path.iterdir()]) == ([], True, [])
+    assert seen["done"] == []
+    assert seen["same"] is True
+    assert [*tmp_path.iterdir()] == []
     places = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     allowed = tuple(f"{place}/" for place in {str(PACKAGE), sys.base_prefix, *places})
     assert [path for path, _ in seen["opened"] if not path.startswith(allowed)] == []
@@ -269,7 +279,7 @@ def test_importing_does_nothing_and_loads_no_library(tmp_path: Path) -> None:
     assert not [name for name in seen["modules"] if name.startswith("coder.cli")]
 
 
-# ---- the public names ------------------------------------------------------------------------------------
+# ---- the public names ----------------------------------------------------------------------------
 
 
 def test_type_checkers_see_the_same_names() -> None:
@@ -288,7 +298,10 @@ def test_type_checkers_see_the_same_names() -> None:
 
 
 def test_every_event_and_every_error_is_public() -> None:
-    for module, base in ((coder.events, BaseEvent), (coder.types, CoderError)):
+    for module, base in (
+        (coder.events, BaseEvent),
+        (coder.types, CoderError),
+    ):
         classes = {
             each.__name__
             for each in vars(module).values()
@@ -306,7 +319,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error_and_an_import_error() ->
     assert set(coder.__all__) <= set(names)
 
 
-# ---- what belongs to a new thing -------------------------------------------------------------------
+# ---- what belongs to a new thing -----------------------------------------------------------------
 
 
 def names_in(*modules: str) -> set[str]:

@@ -1,4 +1,5 @@
-"""Answers in a given form: the request, the check, one more try, what the caller gets; tools that end a run."""
+"""Answers in a given form: the request, the check, one more try, what the caller gets; tools that
+end a run."""
 
 from __future__ import annotations
 
@@ -74,7 +75,14 @@ def form_of(body: Body) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("form", "answer", "output", "name", "is_strict"),
     [
-        pytest.param(Person, ADA, Person(name="Ada", age=36), "Person", True, id="pydantic"),
+        pytest.param(
+            Person,
+            ADA,
+            Person(name="Ada", age=36),
+            "Person",
+            True,
+            id="pydantic",
+        ),
         pytest.param(
             City,
             '{"name": "Oslo", "country": "NO"}',
@@ -83,8 +91,22 @@ def form_of(body: Body) -> dict[str, Any]:
             False,
             id="dataclass",
         ),
-        pytest.param(Point, '{"x": 1, "y": 2}', {"x": 1, "y": 2}, "Point", True, id="TypedDict"),
-        pytest.param(SCHEMA, '{"ok": true}', {"ok": True}, "answer", True, id="schema"),
+        pytest.param(
+            Point,
+            '{"x": 1, "y": 2}',
+            {"x": 1, "y": 2},
+            "Point",
+            True,
+            id="TypedDict",
+        ),
+        pytest.param(
+            SCHEMA,
+            '{"ok": true}',
+            {"ok": True},
+            "answer",
+            True,
+            id="schema",
+        ),
     ],
 )
 def test_an_answer_has_the_form_that_was_asked_for(
@@ -94,10 +116,12 @@ def test_an_answer_has_the_form_that_was_asked_for(
         agent = Agent(ChatModel("m", base_url=server.url))
         result = agent.run("Who?", output=form)
         agent.run("And in words?")
-    assert (result.output, result.text) == (output, answer)
+    assert result.output == output
+    assert result.text == answer
     asked, then = server.requests
     sent = form_of(asked)
-    assert (sent["name"], sent["strict"]) == (name, is_strict)
+    assert sent["name"] == name
+    assert sent["strict"] == is_strict
     assert sent["schema"]["additionalProperties"] is False
     assert "response_format" not in then, "it holds for one run"
 
@@ -112,7 +136,10 @@ def test_an_answer_has_the_form_that_was_asked_for(
     ],
 )
 def test_what_is_certainly_meant_is_taken(text: str) -> None:
-    result = Agent(ScriptedModel([Reply(text)])).run("Who?", output=Person)
+    result = Agent(ScriptedModel([Reply(text)])).run(
+        "Who?",
+        output=Person,
+    )
     assert result.output == Person(name="Ada", age=36)
 
 
@@ -131,10 +158,14 @@ def test_an_answer_that_does_not_fit_is_asked_for_once_more_with_what_is_wrong(
 ) -> None:
     replies = [Reply(text), Reply(text)] if not text else [Reply(text)]  # an empty one is repeated
     with serve(*replies, Reply(ADA)) as server:
-        result = Agent(ChatModel("m", base_url=server.url), retry=FAST).run("Who?", output=Person)
+        result = Agent(ChatModel("m", base_url=server.url), retry=FAST).run(
+            "Who?",
+            output=Person,
+        )
     assert result.output == Person(name="Ada", age=36)
     words = server.requests[-1]["messages"][-1]["content"]
-    assert words.startswith("This does not fit: ") and problem in words
+    assert words.startswith("This does not fit: ")
+    assert problem in words
     assert '"required": ["name", "age"]' in words, "a server may have ignored the form"
     assert_all_valid(server)
 
@@ -142,7 +173,9 @@ def test_an_answer_that_does_not_fit_is_asked_for_once_more_with_what_is_wrong(
 def test_an_answer_that_never_fits_raises_where_it_is_used() -> None:
     model = ScriptedModel([Reply("Ada"), Reply("Ada, I said")])
     result = Agent(model).run("Who?", output=Person)
-    assert (result.stop_reason, result.text, result.steps) == ("stop", "Ada, I said", 2)
+    assert result.stop_reason == "stop"
+    assert result.text == "Ada, I said"
+    assert result.steps == 2
     with pytest.raises(CoderError, match="does not fit: there is no JSON"):
         assert result.output
 
@@ -159,7 +192,8 @@ def test_tools_run_before_the_answer() -> None:
     ask = Reply(calls=[("add", {"a": 1, "b": 2})])
     model = ScriptedModel([ask, Reply('{"x": 3, "y": 0}')])
     result = Agent(model, tools=[add]).run("Where?", output=Point)
-    assert result.output["x"] == 3 and result.steps == 2
+    assert result.output["x"] == 3
+    assert result.steps == 2
 
 
 @pytest.mark.parametrize(
@@ -187,20 +221,30 @@ def test_a_server_that_rejects_the_form_gets_it_in_the_prompt(message: str) -> N
     for body in (told, at_once):
         assert "response_format" not in body
         system = body["messages"][0]["content"]
-        assert system.startswith("Be brief.\n\n") and '"required":["name","age"]' in system
+        assert system.startswith("Be brief.\n\n")
+        assert '"required":["name","age"]' in system
     assert plain["messages"][0]["content"] == "Be brief."
 
 
 def test_a_rejection_that_has_another_cause_stays_one() -> None:
     with serve(Reply("the image is too large", status=400)) as server:
-        result = Agent(ChatModel("m", base_url=server.url)).run("Who?", output=Person)
-    assert result.stop_reason == "error" and result.error and "image" in result.error.message
+        result = Agent(ChatModel("m", base_url=server.url)).run(
+            "Who?",
+            output=Person,
+        )
+    assert result.stop_reason == "error"
+    assert result.error
+    assert "image" in result.error.message
     assert [("response_format" in body) for body in server.requests] == [True, False]
 
 
 @pytest.mark.parametrize(
     ("form", "said"),
-    [(int, "not <class 'int'>"), (list[Person], "not list"), ({"type": "array"}, "not {'type'")],
+    [
+        (int, "not <class 'int'>"),
+        (list[Person], "not list"),
+        ({"type": "array"}, "not {'type'"),
+    ],
 )
 def test_what_is_no_form_is_refused_before_anything_is_sent(form: Any, said: str) -> None:
     agent = Agent(ScriptedModel([]))
@@ -219,14 +263,21 @@ def test_a_model_of_your_own_is_asked_for_the_form_and_checked() -> None:
             yield from ()
             self.asked = request
             message = {"role": "assistant", "content": ADA}
-            return Completion(ADA, [], "stop", message, Usage(1, 1), finish_reason="stop")
+            return Completion(
+                ADA,
+                [],
+                "stop",
+                message,
+                Usage(1, 1),
+                finish_reason="stop",
+            )
 
     model = Mine()
     assert Agent(model).run("Who?", output=Person).output.name == "Ada"
     assert model.asked.options["response_format"]["json_schema"]["name"] == "Person"
 
 
-# ---- a tool that ends the run ----------------------------------------------------------------------------
+# ---- a tool that ends the run --------------------------------------------------------------------
 
 
 @tool
@@ -245,15 +296,20 @@ class Shout(Hooks):
 
 @pytest.mark.parametrize("kind", [list, ParallelTools])
 def test_a_tool_ends_the_run_with_its_value(kind: Callable[..., Any]) -> None:
-    calls = [("book", {"name": "Ada"}), ("add", {"a": 1, "b": 2})]
+    calls = [
+        ("book", {"name": "Ada"}),
+        ("add", {"a": 1, "b": 2}),
+    ]
     with serve(Reply("One moment.", calls=calls), Reply("Gladly.")) as server:
-        agent = Agent(ChatModel("m", base_url=server.url), tools=kind([book, add]), hooks=Shout())
-        result = agent.run("A table for Ada.")
-        assert (result.output, result.stop_reason, result.steps) == (
-            Person(name="Ada", age=1),
-            "stop",
-            1,
+        agent = Agent(
+            ChatModel("m", base_url=server.url),
+            tools=kind([book, add]),
+            hooks=Shout(),
         )
+        result = agent.run("A table for Ada.")
+        assert result.output == Person(name="Ada", age=1)
+        assert result.stop_reason == "stop"
+        assert result.steps == 1
         assert result.text == '{"NAME": "ADA", "AGE": 1}', "as the hooks have left it"
         assert contents(agent.messages, "tool") == [
             result.text,
@@ -265,15 +321,28 @@ def test_a_tool_ends_the_run_with_its_value(kind: Callable[..., Any]) -> None:
 
 def test_the_value_of_a_tool_is_the_output_also_if_a_form_was_asked_for() -> None:
     model = ScriptedModel([Reply(calls=[("book", {"name": "Ada"})])])
-    assert Agent(model, tools=[book]).run("Book.", output=Person).output.name == "Ada"
+    assert (
+        Agent(model, tools=[book])
+        .run(
+            "Book.",
+            output=Person,
+        )
+        .output.name
+        == "Ada"
+    )
 
 
-# ---- sessions --------------------------------------------------------------------------------------------
+# ---- sessions ------------------------------------------------------------------------------------
 
 
 def test_a_session_gives_it_too_with_asyncio_and_without(tmp_path: Path) -> None:
     model = ScriptedModel([Reply(ADA), Reply('{"x": 1, "y": 2}'), Reply("Hello.")])
-    with Session.open(tmp_path, model=model, data=tmp_path / "data", settings=NO_TITLES) as session:
+    with Session.open(
+        tmp_path,
+        model=model,
+        data=tmp_path / "data",
+        settings=NO_TITLES,
+    ) as session:
         assert session.run("Who?", output=Person).output.age == 36
         assert asyncio.run(session.arun("Where?", output=Point)).output["y"] == 2
         assert asyncio.run(session.arun("Hello?")).text == "Hello."
@@ -291,7 +360,12 @@ def test_a_task_that_is_cancelled_aborts_its_run(tmp_path: Path) -> None:
         assert not session.agent.state.is_streaming
 
     model = ScriptedModel([Reply("word " * 5000, pace=0.01)])
-    with Session.open(tmp_path, model=model, data=tmp_path / "data", settings=NO_TITLES) as session:
+    with Session.open(
+        tmp_path,
+        model=model,
+        data=tmp_path / "data",
+        settings=NO_TITLES,
+    ) as session:
         asyncio.run(cancel(session))
 
 
@@ -323,5 +397,11 @@ async def check(agent: Agent, session: Session) -> None:
 def test_type_checkers_know_the_output(tmp_path: Path) -> None:
     (tmp_path / "typed.py").write_text(TYPED)
     command = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "typed.py")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout

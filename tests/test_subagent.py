@@ -50,7 +50,10 @@ def calls_once(*calls: tuple[str, Any], then: str = "Done.") -> Script:
 
 def again(body: Body) -> Reply:
     """A child that calls for ever, each time with other arguments."""
-    return Reply("", calls=[("ls", {"path": "./" * len(body["messages"])})])
+    return Reply(
+        "",
+        calls=[("ls", {"path": "./" * len(body["messages"])})],
+    )
 
 
 def task(prompt: str = "Look.", **more: str) -> tuple[str, dict[str, str]]:
@@ -70,7 +73,8 @@ class Office:
         **options: Any,
     ) -> None:
         self.server = ScriptedServer(lambda body: (child if is_child(body) else parent)(body))
-        self.folder, self.limits = folder, options.get("limits", Limits())
+        self.folder = folder
+        self.limits = options.get("limits", Limits())
         self.permissions = permissions or Permissions(yolo=True)
         chosen = specs or choices(BUILT_IN, "subagent")
         self.subagents = Subagents(chosen, self.equip, retry=FAST, **options)
@@ -85,7 +89,12 @@ class Office:
         self.server.__exit__(*error)
 
     def equip(self, spec: AgentSpec, session_id: str) -> Equipment:
-        permissions = self.permissions.child([*spec.rules, Rule("task", "*", "deny")])
+        permissions = self.permissions.child(
+            [
+                *spec.rules,
+                Rule("task", "*", "deny"),
+            ]
+        )
         offered = permissions.offered([*OFFERED, self.subagents.tool])
         return Equipment(
             ChatModel(spec.model or "small", base_url=self.server.url),
@@ -112,21 +121,29 @@ def test_the_last_text_of_the_child_is_the_result_and_its_run_is_nested(tmp_path
     """The child sees nothing of the conversation, and the parent none of the child's calls."""
     (tmp_path / "f").write_text("x")
     parent = calls_once(task("What is in f?", agent="explore"))
-    with Office(tmp_path, parent, calls_once(("read", {"path": "f"}), then="It is x.")) as office:
+    with Office(
+        tmp_path,
+        parent,
+        calls_once(("read", {"path": "f"}), then="It is x."),
+    ) as office:
         events, result = office.run(prompt="A secret.")
         assert_all_valid(office.server)
-        theirs, ours = office.requests(True), office.requests(False)
+        theirs = office.requests(True)
+        ours = office.requests(False)
     [child] = office.subagents.children.values()
     assert results(result.messages) == [f"It is x.\n\n[task_id: {child.id}]"]
     nested = [event for event in events if isinstance(event, Nested)]
     assert {(each.agent, each.session_id) for each in nested} == {("explore", child.id)}
-    assert isinstance(nested[0].event, RunStart) and isinstance(nested[-1].event, RunEnd)
+    assert isinstance(nested[0].event, RunStart)
+    assert isinstance(nested[-1].event, RunEnd)
     assert [type(event) for event in events].count(RunEnd) == 1
     assert [each["content"] for each in theirs[0]["messages"]] == [CHILD, "What is in f?"]
-    assert theirs[0]["model"] == "small" and "A secret." not in str(theirs)
+    assert theirs[0]["model"] == "small"
+    assert "A secret." not in str(theirs)
     assert [each["function"]["name"] for each in theirs[0]["tools"]] == ["read", "ls"], "no task"
     ids = {m["tool_call_id"] for m in theirs[-1]["messages"] if m["role"] == "tool"}
-    assert ids and not any(call_id in str(ours) for call_id in ids)
+    assert ids
+    assert not any(call_id in str(ours) for call_id in ids)
     own = [event.usage.input for event in events if event.type == "step_end"]
     assert result.usage.input == nested[-1].event.usage.input + sum(own) > sum(own) > 0
 
@@ -138,7 +155,11 @@ def test_several_run_side_by_side_and_answer_in_their_order(tmp_path: Path) -> N
         met.wait()
         return Reply(f"I did {body['messages'][-1]['content']}")
 
-    with Office(tmp_path, calls_once(*(task(name) for name in "abc")), child) as office:
+    with Office(
+        tmp_path,
+        calls_once(*(task(name) for name in "abc")),
+        child,
+    ) as office:
         _, result = office.run()
     answers = [text.partition("\n")[0] for text in results(result.messages)]
     assert answers == ["I did a", "I did b", "I did c"]
@@ -160,9 +181,16 @@ def test_a_child_is_continued_by_its_id(tmp_path: Path) -> None:
 
 
 def test_a_task_of_another_agent_is_refused(tmp_path: Path) -> None:
-    earlier = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "then"}]
+    earlier = [
+        {"role": "user", "content": "before"},
+        {"role": "assistant", "content": "then"},
+    ]
     calls = calls_once(task(task_id="abc", agent="general"), task(task_id="abc"))
-    with Office(tmp_path, calls, load={"abc": ("explore", earlier)}.get) as office:
+    with Office(
+        tmp_path,
+        calls,
+        load={"abc": ("explore", earlier)}.get,
+    ) as office:
         _, result = office.run()
     refused, done = results(result.messages)
     assert refused == "Error: the task abc is one of explore, not of general"
@@ -177,7 +205,10 @@ def test_a_child_without_an_answer_is_an_error_that_names_its_id(
 
     def child(body: Body) -> Reply:
         has_read = any(each["role"] == "tool" for each in body["messages"])
-        return Reply("", calls=[] if has_read or not works_first else [("read", {"path": "f"})])
+        return Reply(
+            "",
+            calls=[] if has_read or not works_first else [("read", {"path": "f"})],
+        )
 
     with Office(tmp_path, calls_once(task(agent="explore")), child) as office:
         events, result = office.run()
@@ -188,9 +219,20 @@ def test_a_child_without_an_answer_is_an_error_that_names_its_id(
 
 
 def test_a_child_of_an_earlier_process_is_loaded_and_no_other(tmp_path: Path) -> None:
-    earlier = [{"role": "user", "content": "before"}, {"role": "assistant", "content": "then"}]
-    calls = calls_once(task(task_id="abc"), task(task_id="../x"), task(agent="boss"))
-    with Office(tmp_path, calls, load={"abc": ("explore", earlier)}.get) as office:
+    earlier = [
+        {"role": "user", "content": "before"},
+        {"role": "assistant", "content": "then"},
+    ]
+    calls = calls_once(
+        task(task_id="abc"),
+        task(task_id="../x"),
+        task(agent="boss"),
+    )
+    with Office(
+        tmp_path,
+        calls,
+        load={"abc": ("explore", earlier)}.get,
+    ) as office:
         _, result = office.run()
         [child] = office.requests(True)
     assert [each["content"] for each in child["messages"]] == [CHILD, "before", "then", "Look."]
@@ -201,22 +243,43 @@ def test_a_child_of_an_earlier_process_is_loaded_and_no_other(tmp_path: Path) ->
 
 @pytest.mark.case("PRM-26", "PRM-27")
 def test_a_child_may_do_only_what_its_parent_and_its_own_rules_allow(tmp_path: Path) -> None:
-    free = AgentSpec("free", mode="subagent", rules=tuple(rules_of({"*": "allow"})))
+    free = AgentSpec(
+        "free",
+        mode="subagent",
+        rules=tuple(rules_of({"*": "allow"})),
+    )
     commands = [("bash", {"command": command}) for command in ("touch PWN", "mkdir d")]
     child = calls_once(*commands, ("write", {"path": "w", "content": "x"}))
     strict = Permissions(rules_of({"bash": {"touch *": "deny"}}))
-    with Office(tmp_path, calls_once(task(agent="free")), child, strict, (free,)) as office:
+    with Office(
+        tmp_path,
+        calls_once(task(agent="free")),
+        child,
+        strict,
+        (free,),
+    ) as office:
         office.run()
         denied, *unasked = results(office.first)
-    assert list(tmp_path.iterdir()) == [] and "a rule denies" in denied
+    assert list(tmp_path.iterdir()) == []
+    assert "a rule denies" in denied
     assert all("no user can be asked" in each for each in unasked)
     (tmp_path / "secret").write_text("hidden words")
-    blind = AgentSpec("blind", mode="subagent", rules=tuple(rules_of({"read": {"secret": "deny"}})))
+    blind = AgentSpec(
+        "blind",
+        mode="subagent",
+        rules=tuple(rules_of({"read": {"secret": "deny"}})),
+    )
     child = calls_once(("read", {"path": "secret"}))
-    with Office(tmp_path, calls_once(task(agent="blind")), child, specs=(blind,)) as office:
+    with Office(
+        tmp_path,
+        calls_once(task(agent="blind")),
+        child,
+        specs=(blind,),
+    ) as office:
         office.run()
         sent = str(office.server.requests)
-    assert "hidden words" not in sent and "a rule denies read" in sent
+    assert "hidden words" not in sent
+    assert "a rule denies read" in sent
 
 
 def test_an_abort_of_the_parent_ends_the_child_and_both_histories_are_whole(tmp_path: Path) -> None:
@@ -235,7 +298,8 @@ def test_an_abort_of_the_parent_ends_the_child_and_both_histories_are_whole(tmp_
         with promptly(20):
             events, result = office.run(abort=abort)
         ends = [e.event for e in events if isinstance(e, Nested) and isinstance(e.event, RunEnd)]
-        assert result.stop_reason == "aborted" and [e.stop_reason for e in ends] == ["aborted"]
+        assert result.stop_reason == "aborted"
+        assert [e.stop_reason for e in ends] == ["aborted"]
         for messages in (office.first, result.messages):
             assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
         assert "aborted" in results(office.first)[0]
@@ -262,18 +326,29 @@ def test_childrens_steps_are_the_parents_and_one_is_left_to_answer(tmp_path: Pat
     ) as office:
         _, result = office.run()
         assert len(office.server.requests) == 6
-    assert (result.text, result.stop_reason, result.steps) == ("It was stopped.", "stop", 2)
+    assert result.text == "It was stopped."
+    assert result.stop_reason == "stop"
+    assert result.steps == 2
     assert results(result.messages)[0].startswith("The sub-agent did not finish (max_steps)")
 
     def insisting(body: Body) -> Reply:
-        return Reply("", calls=[task(str(len(body["messages"])))])
+        return Reply(
+            "",
+            calls=[task(str(len(body["messages"])))],
+        )
 
     with Office(tmp_path, insisting, again, limits=limits) as office:
         _, result = office.run()
-        assert len(office.server.requests) == 6 and result.stop_reason == "max_steps"
+        assert len(office.server.requests) == 6
+        assert result.stop_reason == "max_steps"
     assert "did not finish (max_steps)" in results(result.messages)[-1]
     short = AgentSpec("short", mode="subagent", max_steps=2)
-    with Office(tmp_path, calls_once(task(agent="short")), again, specs=(short,)) as office:
+    with Office(
+        tmp_path,
+        calls_once(task(agent="short")),
+        again,
+        specs=(short,),
+    ) as office:
         office.run()
         assert len(office.requests(True)) == 2
 
@@ -282,6 +357,7 @@ def test_the_schema_names_the_agents_that_there_are() -> None:
     specs = [AgentSpec("reviewer", "reviews", "subagent")]
     made = Subagents(specs, lambda spec, session_id: pytest.fail("not run")).tool
     agent = made.parameters["properties"]["agent"]
-    assert (agent["enum"], agent["description"]) == (["reviewer"], "reviewer: reviews")
+    assert agent["enum"] == ["reviewer"]
+    assert agent["description"] == "reviewer: reviews"
     given = {"agent": "reviewer", "description": "look at it"}
     assert made.title_of(given) == "task reviewer: look at it"

@@ -52,14 +52,21 @@ def everything(
     return {name: value for name, value in locals().items() if name != "ctx"}
 
 
-VALUES = {"text": "t", "whole": 1, "real": 1.5, "flag": True, "table": {"k": 1}}
+VALUES = {
+    "text": "t",
+    "whole": 1,
+    "real": 1.5,
+    "flag": True,
+    "table": {"k": 1},
+}
 ONE_OF_EACH = VALUES | {"names": ["n"], "choice": "a"}
 
 
 def test_the_schema_comes_from_the_signature_and_the_docstring() -> None:
     schema = json.loads(json.dumps(everything.schema))["function"]
     note = "Take one of each. Note: this line is a part of the description."
-    assert (schema["name"], schema["description"]) == ("everything", note)
+    assert schema["name"] == "everything"
+    assert schema["description"] == note
     properties = schema["parameters"]["properties"]
     assert properties["text"] == {"type": "string", "description": "a string that goes on here"}
     assert properties["choice"].pop("description") == "one of two"
@@ -92,14 +99,26 @@ def test_name_and_title_can_be_given_and_the_function_can_still_be_called() -> N
         """
         return a + b
 
-    assert (add.name, add.title_of({"a": 1, "b": 2}), add(1, 2)) == ("plus", "plus 2", 3)
+    assert add.name == "plus"
+    assert add.title_of({"a": 1, "b": 2}) == "plus 2"
+    assert add(1, 2) == 3
     tools = Toolset([add, everything])
     assert [each["function"]["name"] for each in tools.schemas] == ["plus", "everything"]
     assert tools.title(ToolCall("1", "plus", {"b": 5})) == "plus 5"
     assert tools.title(ToolCall("1", "nothing", {}, "no JSON")) == "nothing"
 
 
-@pytest.mark.parametrize("hint", [set[int], bytes, list, None, Literal["a", 1], Literal[None]])
+@pytest.mark.parametrize(
+    "hint",
+    [
+        set[int],
+        bytes,
+        list,
+        None,
+        Literal["a", 1],
+        Literal[None],
+    ],
+)
 def test_a_function_that_says_too_little_is_refused(hint: Any) -> None:
     def said(value: Any) -> None:
         """Take a value.
@@ -126,7 +145,11 @@ def test_a_function_that_says_too_little_is_refused(hint: Any) -> None:
         ("flag", "true", True),
         ("names", '["a", "b"]', ["a", "b"]),
         ("table", '{"a": [1]}', {"a": [1]}),
-        ("rows", ["[3]", [1, "2"]], [[3], [1, 2]]),
+        (
+            "rows",
+            ["[3]", [1, "2"]],
+            [[3], [1, 2]],
+        ),
         ("text", "10", "10"),
         ("maybe", None, None),
         ("size", None, 7),
@@ -135,7 +158,8 @@ def test_a_function_that_says_too_little_is_refused(hint: Any) -> None:
 def test_a_certain_value_is_taken(tmp_path: Path, name: str, sent: Any, taken: Any) -> None:
     text = Workspace(tmp_path, everything)("everything", **ONE_OF_EACH | {name: sent})
     value = json.loads(text)[name]
-    assert (value, type(value)) == (taken, type(taken))
+    assert value == taken
+    assert type(value) is type(taken)
 
 
 @pytest.mark.parametrize(
@@ -159,13 +183,24 @@ def test_a_certain_value_is_taken(tmp_path: Path, name: str, sent: Any, taken: A
 def test_a_value_that_does_not_fit_is_told(tmp_path: Path, name: str, sent: Any, kind: str) -> None:
     arguments = ONE_OF_EACH | {name.partition("[")[0]: sent}
     message = Workspace(tmp_path, everything).fails("everything", **arguments)
-    assert f"{name} has to be {kind}" in message and len(message) < 250
+    assert f"{name} has to be {kind}" in message
+    assert len(message) < 250
 
 
-INTEGER, STRING, NULLS = {"type": "integer"}, {"type": "string"}, {"type": ["string", "null"]}
-PLACE = {"type": "object", "properties": {"x": INTEGER, "tags": {"type": "array", "items": STRING}}}
+INTEGER = {"type": "integer"}
+STRING = {"type": "string"}
+NULLS = {"type": ["string", "null"]}
+PLACE = {
+    "type": "object",
+    "properties": {"x": INTEGER, "tags": {"type": "array", "items": STRING}},
+}
 PLACE |= {"required": ["x"], "additionalProperties": False}
-OPEN = {"a": STRING, "b": NULLS, "c": {"anyOf": [STRING, {"type": "null"}]}, "d": {}}
+OPEN = {
+    "a": STRING,
+    "b": NULLS,
+    "c": {"anyOf": [STRING, {"type": "null"}]},
+    "d": {},
+}
 PATTERNS = {"properties": OPEN, "patternProperties": {"^x": {}}, "additionalProperties": False}
 
 
@@ -177,15 +212,24 @@ PATTERNS = {"properties": OPEN, "patternProperties": {"^x": {}}, "additionalProp
         (NULLS, None, None),
         ({"enum": ["x", 1, None]}, 1, 1),
         ({"enum": ["x", 1]}, "y", "t has to be one of x, 1"),
-        (PLACE, {"x": "3", "tags": "[]"}, {"x": 3, "tags": []}),
+        (
+            PLACE,
+            {"x": "3", "tags": "[]"},
+            {"x": 3, "tags": []},
+        ),
         (PLACE, {"tags": []}, "t needs x. Its parameters: x, tags"),
         (PLACE, {"x": 1, "tags": ["a", 5]}, "t: tags[1] has to be of type string, not 5"),
-        ({"$ref": "#/$defs/p", "allOf": [{}], "minimum": 3}, {"x": 1}, {"x": 1}),
+        (
+            {"$ref": "#/$defs/p", "allOf": [{}], "minimum": 3},
+            {"x": 1},
+            {"x": 1},
+        ),
         (PATTERNS, dict.fromkeys("abcdx"), dict.fromkeys("bcdx")),
     ],
 )
 def test_a_tool_may_have_any_schema(schema: Any, given: Any, expected: Any) -> None:
-    """Written by hand. What is not checked goes to the function as it came; a null, where the schema may mean it."""
+    """Written by hand. What is not checked goes to the function as it came; a null, where the
+    schema may mean it."""
     if isinstance(expected, str):
         with pytest.raises(ToolError, match=re.escape(expected)):
             fit(given, schema, "t")
@@ -211,8 +255,16 @@ def test_a_call_that_cannot_be_made_is_answered_with_the_way_to_make_it(
     tmp_path: Path, name: str, arguments: dict[str, Any] | None, said: str
 ) -> None:
     problem = "cut off" if arguments is None else ""
-    result = Workspace(tmp_path).run(ToolCall("1", name, arguments or {}, problem))
-    assert result.is_error and str(result.content).startswith(f"Error: {said}")
+    result = Workspace(tmp_path).run(
+        ToolCall(
+            "1",
+            name,
+            arguments or {},
+            problem,
+        )
+    )
+    assert result.is_error
+    assert str(result.content).startswith(f"Error: {said}")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -266,7 +318,10 @@ ENDLESS.append(ENDLESS)
         (Path("p"), '"p"'),
         ([Row("a", Path("p"))], '[{"name": "a", "path": "p"}]'),
         (Made(name="a"), '{"name": "a"}'),
-        ([{"type": "text", "text": "block"}], [{"type": "text", "text": "block"}]),
+        (
+            [{"type": "text", "text": "block"}],
+            [{"type": "text", "text": "block"}],
+        ),
         (ENDLESS, "Error: give failed: ValueError: Circular reference detected"),
     ],
 )
@@ -276,7 +331,8 @@ def test_what_a_tool_returns_becomes_content(tmp_path: Path, value: Any, content
         return value
 
     result = Workspace(tmp_path, give).call("give")
-    assert (result.content, result.is_error) == (content, value is ENDLESS)
+    assert result.content == content
+    assert result.is_error == (value is ENDLESS)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -292,4 +348,8 @@ def test_what_a_generator_tool_yields_is_passed_on(tmp_path: Path, fails: bool) 
 
     ws = Workspace(tmp_path, work)
     assert ws.fails("work") == "Error: broken" if fails else ws("work") == "done"
-    assert ws.events == [ToolUpdate("call-1", "one"), ToolUpdate("call-1", "two"), Notice("three")]
+    assert ws.events == [
+        ToolUpdate("call-1", "one"),
+        ToolUpdate("call-1", "two"),
+        Notice("three"),
+    ]

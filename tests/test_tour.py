@@ -1,4 +1,5 @@
-"""The tour: its checks against coder, the small agent and agents with one defect each; its pages and commands."""
+"""The tour: its checks against coder, the small agent and agents with one defect each; its pages
+and commands."""
 
 from __future__ import annotations
 
@@ -496,7 +497,14 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
 
 @pytest.mark.parametrize(
     ("number", "changes", "reason"),
-    [pytest.param(row[0], *row[2:], id=f"{row[0]} {row[1]}") for row in DEFECTS],
+    [
+        pytest.param(
+            row[0],
+            *row[2:],
+            id=f"{row[0]} {row[1]}",
+        )
+        for row in DEFECTS
+    ],
 )
 def test_a_program_with_one_defect_is_told_which(
     number: int, changes: list[tuple[str, str]], reason: str, tmp_path: Path
@@ -524,7 +532,12 @@ def test_a_program_with_one_defect_is_told_which(
 def test_a_program_that_passes_a_limit_is_ended(code: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(ASKING.format(code))
     patience = 2.0 if "sleep" in code else PATIENCE
-    assert reason in verdict(1, [sys.executable, str(tmp_path / "mine.py")], tmp_path, patience)
+    assert reason in verdict(
+        1,
+        [sys.executable, str(tmp_path / "mine.py")],
+        tmp_path,
+        patience,
+    )
 
 
 ASKING = """
@@ -641,15 +654,20 @@ def test_a_page_is_short_and_plain_in_a_pipe(
     assert shown == page(number)
     lines = shown.splitlines()
     assert lines[0] == f"# {number}. {CHAPTERS[number].title}"
-    assert len(lines) <= 120 and max(len(line) for line in lines) <= 100
+    assert len(lines) <= 120
+    assert max(len(line) for line in lines) <= 100
     assert f'coder tour {number} --check "python mine.py"' in lines
 
 
 def test_a_page_on_a_terminal_is_styled_and_names_places_in_the_code(tmp_path: Path) -> None:
-    with ScriptedServer([]) as server, Run(tmp_path / "place", server, "tour", "4") as terminal:
+    with (
+        ScriptedServer([]) as server,
+        Run(tmp_path / "place", server, "tour", "4") as terminal,
+    ):
         assert terminal.exit_code() == 0
         shown = bare(terminal.output)
-    assert "## What goes wrong" not in shown and "What goes wrong" in shown
+    assert "## What goes wrong" not in shown
+    assert "What goes wrong" in shown
     line = inspect.getsourcelines(run_step)[1]
     assert f"run_step (coder/loop.py:{line})" in shown
     assert f"The code is in {ROOT}." in shown
@@ -659,7 +677,8 @@ def test_a_page_on_a_terminal_is_styled_and_names_places_in_the_code(tmp_path: P
 def test_each_link_of_a_page_leads_to_what_it_names(number: int) -> None:
     text = page(number)
     links = list(LINK.finditer(text))
-    assert links and len(links) == text.count("](")
+    assert links
+    assert len(links) == text.count("](")
     for link in links:
         path = (FOLDER / link["target"]).resolve()
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)

@@ -1,4 +1,5 @@
-"""A run's trace: what is recorded, what never is, its table and page, and that it can serve as the model."""
+"""A run's trace: what is recorded, what never is, its table and page, and that it can serve as the
+model."""
 
 from __future__ import annotations
 
@@ -62,16 +63,29 @@ def recorded(
 ) -> tuple[list[Event], Any]:
     """A run that is traced."""
     with Trace(path) as trace:
-        chat = ChatModel("m", base_url=server.url, **({"api_key": KEY} | (model or {})))
+        chat = ChatModel(
+            "m",
+            base_url=server.url,
+            **({"api_key": KEY} | (model or {})),
+        )
         trace.attach(chat)
         hiding = trace.hooks(hooks) if hooks else None
-        run = run_loop([], chat, tools, prompt=prompt, hooks=hiding, retry=FAST, **options)
+        run = run_loop(
+            [],
+            chat,
+            tools,
+            prompt=prompt,
+            hooks=hiding,
+            retry=FAST,
+            **options,
+        )
         return drive(trace.watch(run), each)
 
 
 def called(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """The program, in this process."""
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = run([*map(str, arguments)])
     return subprocess.CompletedProcess([], code, out.getvalue(), err.getvalue())
@@ -110,12 +124,20 @@ def test_the_program_records_every_request_answer_and_event(tmp_path: Path, file
     assert events[1:] == [event for event in printed[1:] if event["type"] not in DELTAS]
     body = "".join(record["text"] for record in of(file, "chunk") if record["n"] == 2)
     assert body.endswith("data: [DONE]\n\n")
-    answers = [(each["status"], each["headers"]["content-type"]) for each in of(file, "response")]
+    answers = [
+        (
+            each["status"],
+            each["headers"]["content-type"],
+        )
+        for each in of(file, "response")
+    ]
     assert answers == [(200, "text/event-stream")] * 2
     assert [record["error"] for record in of(file, "response_end")] == [None, None]
     times = [record["t"] for record in of(file)]
-    assert times == sorted(times) and times[0] < 1
-    assert of(file)[0]["type"] == "trace" and stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert times == sorted(times)
+    assert times[0] < 1
+    assert of(file)[0]["type"] == "trace"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_the_users_answer_is_recorded_with_the_time_it_took(file: Path) -> None:
@@ -124,10 +146,14 @@ def test_the_users_answer_is_recorded_with_the_time_it_took(file: Path) -> None:
             threading.Event().wait(0.5)
             event.reply(True)
 
-    with serve(*[Reply(calls=[("ls", {})])] * 3, Reply("done")) as server:
+    with serve(
+        *[Reply(calls=[("ls", {})])] * 3,
+        Reply("done"),
+    ) as server:
         recorded(file, server, each=slowly_allow)
     [reply] = of(file, "reply")
-    assert (reply["to"], reply["answer"]) == ("doom_loop", True) and reply["seconds"] >= 0.5
+    assert (reply["to"], reply["answer"]) == ("doom_loop", True)
+    assert reply["seconds"] >= 0.5
     assert read(file).runs[0].steps[2].figures["waits"] >= 0.5
 
 
@@ -143,11 +169,25 @@ def test_a_tap_of_ones_own_sees_the_bytes_of_both_ways() -> None:
 
     with serve(Reply("x", status=500), Reply("hello")) as server:
         model = ChatModel("m", base_url=server.url, tap=tap)
-        assert drive(run_loop([], model, prompt="go", retry=FAST))[1].text == "hello"
+        assert (
+            drive(
+                run_loop(
+                    [],
+                    model,
+                    prompt="go",
+                    retry=FAST,
+                )
+            )[1].text
+            == "hello"
+        )
     asked, failure, again, response, *chunks, end = seen
-    assert (asked, again, end) == ("go", "go", None)
-    assert isinstance(failure, ModelError) and failure.status == 500
-    assert response.status_code == 200 and b"hello" in b"".join(chunks)
+    assert asked == "go"
+    assert again == "go"
+    assert end is None
+    assert isinstance(failure, ModelError)
+    assert failure.status == 500
+    assert response.status_code == 200
+    assert b"hello" in b"".join(chunks)
 
 
 # ---- what is never recorded ----------------------------------------------------------------------
@@ -165,10 +205,13 @@ def test_the_key_is_in_no_byte_of_the_file(tmp_path: Path, file: Path, key: str)
             options = {"tools": tools, "prompt": f"my key is {key}", "model": {"api_key": key}}
             recorded(file, server, **options)
             assert key in server.requests[0]["messages"][0]["content"]
-    data, chunks = file.read_bytes(), of(file, "chunk")
+    data = file.read_bytes()
+    chunks = of(file, "chunk")
     assert any("\udcff***" in each["text"] for each in chunks)
-    assert key.encode() not in data and data.count(b"***") >= 7
-    assert b"uthorization" not in data and b"Bearer" not in data
+    assert key.encode() not in data
+    assert data.count(b"***") >= 7
+    assert b"uthorization" not in data
+    assert b"Bearer" not in data
 
 
 def test_keys_that_hooks_and_headers_bring_are_not_recorded_either(file: Path) -> None:
@@ -181,7 +224,8 @@ def test_keys_that_hooks_and_headers_bring_are_not_recorded_either(file: Path) -
         recorded(file, server, hooks=hooks, model={"headers": headers})
         assert server.heads[0]["authorization"] == "Bearer sk-of-a-run"
     text = file.read_text()
-    assert not re.search("sk-of-a|other-token|upstream", text) and "plainly" in text
+    assert not re.search("sk-of-a|other-token|upstream", text)
+    assert "plainly" in text
 
 
 # ---- what may go wrong ---------------------------------------------------------------------------
@@ -191,11 +235,17 @@ def test_a_path_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     code = tmp_path / "code.py"
     code.write_text("print('mine')\n")
     code.chmod(0o644)
-    for path, why in ((tmp_path / "no" / "run.jsonl", "No such file"), (code, "something else")):
+    for path, why in (
+        (tmp_path / "no" / "run.jsonl", "No such file"),
+        (code, "something else"),
+    ):
         done = called("--trace", path, "go")
-        assert done.returncode == 2 and done.stderr.startswith("coder: --trace ")
-        assert why in done.stderr and done.stderr.count("\n") == 1
-    assert code.read_text() == "print('mine')\n" and stat.S_IMODE(code.stat().st_mode) == 0o644
+        assert done.returncode == 2
+        assert done.stderr.startswith("coder: --trace ")
+        assert why in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert code.read_text() == "print('mine')\n"
+    assert stat.S_IMODE(code.stat().st_mode) == 0o644
 
 
 def test_a_kill_leaves_whole_lines(tmp_path: Path, file: Path) -> None:
@@ -209,14 +259,26 @@ def test_a_kill_leaves_whole_lines(tmp_path: Path, file: Path) -> None:
         run.stop()
         shutil.rmtree(run.temp)  # left by a kill
         run.temp.mkdir()
-    assert file.read_bytes().endswith(b"}\n") and of(file, "chunk")
+    assert file.read_bytes().endswith(b"}\n")
+    assert of(file, "chunk")
     assert "\nno end: killed, or still at work\n" in shown(file).stdout
-    _, result = drive(run_loop([], ScriptedModel.from_trace(file), prompt="go", retry=FAST))
-    assert result.error and "the trace ends in the middle of this answer" in result.text
+    _, result = drive(
+        run_loop(
+            [],
+            ScriptedModel.from_trace(file),
+            prompt="go",
+            retry=FAST,
+        )
+    )
+    assert result.error
+    assert "the trace ends in the middle of this answer" in result.text
 
 
 def test_a_full_disk_ends_the_trace_and_not_the_run() -> None:
-    with serve(Reply(calls=[("ls", {})]), Reply("done")) as server:
+    with serve(
+        Reply(calls=[("ls", {})]),
+        Reply("done"),
+    ) as server:
         events, result = recorded(Path("/dev/full"), server)
     assert result.text == "done"
     notices = [event.text for event in events if isinstance(event, Notice)]
@@ -227,26 +289,44 @@ def test_a_full_disk_ends_the_trace_and_not_the_run() -> None:
 
 
 def test_a_run_is_a_table_of_its_steps_with_what_they_took_and_why_it_stopped(file: Path) -> None:
-    calls = [("ls", {}), ("ls", {"path": "/nowhere"}), ("bash", {"command": "sleep 0.3"})]
-    with serve(Reply("a", calls), Reply("once more", status=503), Reply("All done.")) as server:
+    calls = [
+        ("ls", {}),
+        ("ls", {"path": "/nowhere"}),
+        ("bash", {"command": "sleep 0.3"}),
+    ]
+    with serve(
+        Reply("a", calls),
+        Reply("once more", status=503),
+        Reply("All done."),
+    ) as server:
         recorded(file, server, tools=(ls, bash))
         sent = [int(head["content-length"]) for head in server.heads]
     run = read(file).runs[0]
     first, second = (step.figures for step in run.steps)
-    assert (first["messages"], first["new"], first["same %"]) == (1, 1, "")
-    assert (second["messages"], second["new"], second["same %"]) == (5, 4, 100)
-    assert (first["finish"], second["finish"], second["retries"]) == ("tool_calls", "stop", 1)
+    assert first["messages"] == 1
+    assert first["new"] == 1
+    assert first["same %"] == ""
+    assert second["messages"] == 5
+    assert second["new"] == 4
+    assert second["same %"] == 100
+    assert first["finish"] == "tool_calls"
+    assert second["finish"] == "stop"
+    assert second["retries"] == 1
     assert first["called"] == "ls, ls, bash"
     assert [first["bytes"], second["bytes"]] == [sent[0], sent[1] + sent[2]]
-    assert 0.3 <= first["tools"] < 5 and second["tools"] == 0 and first["first"] > 0
+    assert 0.3 <= first["tools"] < 5
+    assert second["tools"] == 0
+    assert first["first"] > 0
     for part in (*run.steps, run):
         assert sum(part.figures[name] for name in TIMES) == pytest.approx(part.wall, abs=0.05)
     done = shown(file)
     title, head, *rows, why = done.stdout.rstrip().split("\n")
-    assert title.startswith("run 1 of 1 · m · ") and why == "stop: All done."
+    assert title.startswith("run 1 of 1 · m · ")
+    assert why == "stop: All done."
     assert head.split()[:5] == ["step", "messages", "new", "bytes", "same"]
     assert "cached" not in head, "an empty column"
-    assert [row.split()[0] for row in rows] == ["1", "2", "all"] and "\x1b" not in done.stdout
+    assert [row.split()[0] for row in rows] == ["1", "2", "all"]
+    assert "\x1b" not in done.stdout
 
 
 def test_the_time_of_an_answer_that_was_given_up_is_the_models(file: Path) -> None:
@@ -263,8 +343,15 @@ def test_a_message_that_changed_shows_in_what_a_cache_can_hold(file: Path) -> No
         if next(asked):
             request.messages[1] = request.messages[1] | {"content": "changed"}
 
-    messages = [user("x" * 1000), {"role": "assistant", "content": "yes"}, user("y" * 1000)]
-    with serve(Reply(calls=[("ls", {})]), Reply("done")) as server:
+    messages = [
+        user("x" * 1000),
+        {"role": "assistant", "content": "yes"},
+        user("y" * 1000),
+    ]
+    with serve(
+        Reply(calls=[("ls", {})]),
+        Reply("done"),
+    ) as server:
         recorded(file, server, hooks=FunctionHooks(before_llm_call=alter), prompt=messages)
     assert read(file).runs[0].steps[1].figures["same %"] == pytest.approx(50, abs=4)
 
@@ -278,18 +365,40 @@ def test_what_a_sub_agent_asks_is_its_tools_time_and_not_the_steps_request(file:
         @tool
         def task(ctx: ToolContext) -> str:
             """Ask another."""
-            return drive(run_loop([], chat, prompt="a longer prompt", abort=ctx.abort))[1].text
+            return drive(
+                run_loop(
+                    [],
+                    chat,
+                    prompt="a longer prompt",
+                    abort=ctx.abort,
+                )
+            )[1].text
 
-        drive(trace.watch(run_loop([], chat, (task,), prompt="go")))
+        drive(
+            trace.watch(
+                run_loop(
+                    [],
+                    chat,
+                    (task,),
+                    prompt="go",
+                )
+            )
+        )
     assert [exchange.nested for exchange in read(file).exchanges] == [False, True, False]
     first, second = (step.figures for step in read(file).runs[0].steps)
-    assert (first["messages"], second["messages"], second["new"]) == (1, 3, 2)
-    assert second["same %"] == 100 and first["tools"] >= 0.2
+    assert first["messages"] == 1
+    assert second["messages"] == 3
+    assert second["new"] == 2
+    assert second["same %"] == 100
+    assert first["tools"] >= 0.2
     assert "  == Request of a sub-agent: 1 messages\n" in shown(file, "--diff").stdout
 
 
 def test_the_requests_are_shown_each_with_what_is_new_in_it(file: Path) -> None:
-    calls = [("ls", {"path": "sub"}), ("ls", {"path": "/nowhere"})]
+    calls = [
+        ("ls", {"path": "sub"}),
+        ("ls", {"path": "/nowhere"}),
+    ]
     with serve(Reply("I look.", calls), Reply("no", status=400)) as server:
         recorded(file, server, prompt="go \x1b[2J on")
     done = shown(file, "--diff")
@@ -315,7 +424,10 @@ def test_a_changed_message_is_named_with_what_follows_it(file: Path) -> None:
         if next(asked):
             request.messages[0] = {"role": "user", "content": "changed"}
 
-    with serve(Reply(calls=[("ls", {})]), Reply("done")) as server:
+    with serve(
+        Reply(calls=[("ls", {})]),
+        Reply("done"),
+    ) as server:
         recorded(file, server, hooks=FunctionHooks(before_llm_call=alter))
     second = shown(file, "--diff").stdout.partition("== Request 2")[2]
     assert "; 0 % as in the request before" in second
@@ -350,10 +462,16 @@ FOREIGN: dict[str, bytes] = {
 def test_a_file_that_is_no_trace_is_one_clear_line_and_exit_code_2(file: Path, what: str) -> None:
     file.write_bytes(FOREIGN[what])
     page = file.with_suffix(".html")
-    for arguments in ((file,), (file, "--diff"), (file, "--html", page)):
+    for arguments in (
+        (file,),
+        (file, "--diff"),
+        (file, "--html", page),
+    ):
         done = shown(*arguments)
-        assert (done.returncode, done.stdout) == (2, ""), done
-        assert done.stderr.startswith(f"coder: {file}: ") and done.stderr.count("\n") == 1
+        assert done.returncode == 2, done
+        assert done.stdout == "", done
+        assert done.stderr.startswith(f"coder: {file}: ")
+        assert done.stderr.count("\n") == 1
         assert "\x1b" not in done.stderr
     with pytest.raises(TraceError):
         ScriptedModel.from_trace(file)
@@ -373,7 +491,11 @@ def test_a_file_goes_on_behind_a_line_that_a_kill_has_cut(file: Path, left: int)
     ends = [run.end[1] for run in read(file).runs]
     assert ends == ["killed, or still at work", "second", "third"]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert re.findall(r"^run (\d) of 3 · m ·", shown(file).stdout, re.M) == ["1", "2", "3"]
+    assert re.findall(
+        r"^run (\d) of 3 · m ·",
+        shown(file).stdout,
+        re.M,
+    ) == ["1", "2", "3"]
 
 
 # ---- the page ------------------------------------------------------------------------------------
@@ -396,19 +518,25 @@ def test_the_page_holds_the_run_and_no_script_whatever_was_written(tmp_path: Pat
     replies = [
         Reply(EVIL, [("shout", {"text": EVIL})], reasoning=EVIL),
         Reply(f"slow down {EVIL}", status=429),
-        Reply("late", [("shout", {"text": "word"}), (EVIL, {EVIL: 1})]),
+        Reply(
+            "late",
+            [("shout", {"text": "word"}), (EVIL, {EVIL: 1})],
+        ),
         Reply(f"The end. {EVIL}", finish=EVIL),
     ]
-    file, page = tmp_path / "<b>run & rest.jsonl", tmp_path / "page.html"
+    file = tmp_path / "<b>run & rest.jsonl"
+    page = tmp_path / "page.html"
     with serve(*replies) as server:
         recorded(file, server, tools=(shout,), prompt=f"Why? {EVIL}")
     page.write_text("x" * 1_000_000)
     page.chmod(0o644)
     done = shown(file, "--html", page)
-    assert (done.returncode, done.stdout) == (0, f"{page}\n"), done
+    assert done.returncode == 0, done
+    assert done.stdout == f"{page}\n", done
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     source = page.read_text(encoding="utf-8")
-    assert "<h1>Why? &lt;/pre&gt;" in source and "width=device-width" in source
+    assert "<h1>Why? &lt;/pre&gt;" in source
+    assert "width=device-width" in source
     assert re.search(r"<details><summary>stop .*</summary><pre>The end\. ", source)
     tags = {*re.findall(r"<(/?\w+)", source)}
     known = "html head meta title style body h1 p details summary pre div table tr th td"
@@ -417,14 +545,20 @@ def test_the_page_holds_the_run_and_no_script_whatever_was_written(tmp_path: Pat
     for name in ("details", "summary", "pre", "table", "td", "svg", "a", "text", "style"):
         assert len(re.findall(f"<{name}[ >]", source)) == source.count(f"</{name}>") > 0
     assert not re.search(r"\bon\w+=|javascript:|href=\"[^#]", re.sub("(?s)>[^<]*<", "><", source))
-    assert source.count("<style>") == 1 and "default-src 'none'" in source
+    assert source.count("<style>") == 1
+    assert "default-src 'none'" in source
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", source + shown(file).stdout)
     text = unescape(source)
     assert all(words in text for words in ("document.title = 'owned'", "WORD", "rate_limit"))
     before = file.read_bytes()
-    for out, why in ((tmp_path / "no" / "x", "No such file"), (file, "over its own trace")):
+    for out, why in (
+        (tmp_path / "no" / "x", "No such file"),
+        (file, "over its own trace"),
+    ):
         done = shown(file, "--html", out)
-        assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1
+        assert done.returncode == 2
+        assert why in done.stderr
+        assert done.stderr.count("\n") == 1
     assert file.read_bytes() == before
 
 
@@ -434,12 +568,27 @@ def page_of_a_run(tmp_path: Path, file: Path) -> str:
     @tool
     def task(ctx: ToolContext) -> str:
         """Ask another."""
-        return drive(run_loop([], chat, prompt="below", abort=ctx.abort))[1].text
+        return drive(
+            run_loop(
+                [],
+                chat,
+                prompt="below",
+                abort=ctx.abort,
+            )
+        )[1].text
 
-    calls = [("ls", {}), ("bash", {"command": "sleep 0.3"}), ("task", {})]
+    calls = [
+        ("ls", {}),
+        ("bash", {"command": "sleep 0.3"}),
+        ("task", {}),
+    ]
     replies = Reply("a", calls), Reply("from below", hold=0.2), Reply("busy", status=503)
     with (
-        serve(*replies, *[Reply(calls=[("ls", {})])] * 3, Reply("done")) as server,
+        serve(
+            *replies,
+            *[Reply(calls=[("ls", {})])] * 3,
+            Reply("done"),
+        ) as server,
         Trace(file) as trace,
     ):
         chat = ChatModel("m", base_url=server.url)
@@ -449,7 +598,13 @@ def page_of_a_run(tmp_path: Path, file: Path) -> str:
             if isinstance(event, DoomLoop):
                 event.reply(True)
 
-        run = run_loop([], chat, (ls, bash, task), prompt="go", retry=FAST)
+        run = run_loop(
+            [],
+            chat,
+            (ls, bash, task),
+            prompt="go",
+            retry=FAST,
+        )
         drive(trace.watch(run), allow)
     page = tmp_path / "page.html"
     assert shown(file, "--html", page).returncode == 0
@@ -480,10 +635,12 @@ def test_the_page_has_a_timeline_whose_bars_lead_to_the_steps(tmp_path: Path, fi
         assert any(each.startswith(title) for each in titles), (title, titles)
     [slept] = [bar for bar in bars if "sleep" in bar[-1]]
     listed = next(bar for bar in bars if bar[-1].startswith("step 1 · ls"))
-    assert float(slept[3]) > float(listed[3]) and float(slept[2]) >= float(listed[2])
+    assert float(slept[3]) > float(listed[3])
+    assert float(slept[2]) >= float(listed[2])
     assert all(float(x) + float(width) <= 1001.5 for _, _, x, width, _ in bars)
     targets = set(re.findall(r'<details id="([^"]+)"', source))
-    assert {link for link, *_ in bars} <= targets and len(targets) == 5
+    assert {link for link, *_ in bars} <= targets
+    assert len(targets) == 5
     assert any(look == "model first" for _, look, *_ in bars), "until the first byte"
 
 
@@ -511,7 +668,8 @@ def test_the_page_fits_a_window(tmp_path: Path, file: Path, width: int) -> None:
     options: Any = {"capture_output": True, "text": True, "timeout": 60}
     dom = subprocess.run([*argv, f"file://{tmp_path}/page.html"], **options).stdout
     found = re.search(r"<title>wide: (\d+)", dom)
-    assert found and int(found[1]) <= width
+    assert found
+    assert int(found[1]) <= width
 
 
 # ---- the trace as the model ----------------------------------------------------------------------
@@ -519,9 +677,21 @@ def test_the_page_fits_a_window(tmp_path: Path, file: Path, width: int) -> None:
 
 def test_a_recorded_run_is_repeated_with_the_same_events(tmp_path: Path, file: Path) -> None:
     replies = [
-        Reply("First.", [("write", {"path": "a.txt", "content": "one\n"})], reasoning="well"),
-        *(Reply("slow", status=503), Reply("half of", cut=2, close="reset")),
-        Reply(calls=[("bash", {"command": "cat a.txt"}), ("bash", {"command": "cat nothing"})]),
+        Reply(
+            "First.",
+            [("write", {"path": "a.txt", "content": "one\n"})],
+            reasoning="well",
+        ),
+        *(
+            Reply("slow", status=503),
+            Reply("half of", cut=2, close="reset"),
+        ),
+        Reply(
+            calls=[
+                ("bash", {"command": "cat a.txt"}),
+                ("bash", {"command": "cat nothing"}),
+            ]
+        ),
         Reply("It says one."),
     ]
     folders = [tmp_path / "first", tmp_path / "second"]
@@ -531,30 +701,69 @@ def test_a_recorded_run_is_repeated_with_the_same_events(tmp_path: Path, file: P
     with serve(*replies) as server:
         before, _ = recorded(file, server, tools=first, system="Be brief.")
     model = ScriptedModel.from_trace(file)
-    run = run_loop([], model, second, prompt="go", system="Be brief.", retry=FAST)
+    run = run_loop(
+        [],
+        model,
+        second,
+        prompt="go",
+        system="Be brief.",
+        retry=FAST,
+    )
     events, result = drive(run)
-    assert result.text == "It says one." and (folders[1] / "a.txt").read_text() == "one\n"
+    assert result.text == "It says one."
+    assert (folders[1] / "a.txt").read_text() == "one\n"
     assert types(events) == types(before)
     errors = [[str(e.error) for e in each if isinstance(e, Retry)] for each in (events, before)]
-    assert errors[0] == errors[1] and len(errors[0]) == 2
-    assert model.bodies == server.requests and len(server.requests) == 5
+    assert errors[0] == errors[1]
+    assert len(errors[0]) == 2
+    assert model.bodies == server.requests
+    assert len(server.requests) == 5
 
 
 def test_a_script_without_a_server_answers_in_turn_and_then_reports_its_end() -> None:
-    broken = [Reply("x", status=429), Reply("half", cut=1, close="reset"), Reply(status=0)]
-    model = ScriptedModel([Reply("", [("ls", {})]), *broken, Reply("done")])
-    events, result = drive(run_loop([], model, (ls,), prompt="go", retry=FAST))
-    assert result.text == "done" and len(model.requests) == 5
+    broken = [
+        Reply("x", status=429),
+        Reply("half", cut=1, close="reset"),
+        Reply(status=0),
+    ]
+    model = ScriptedModel(
+        [
+            Reply("", [("ls", {})]),
+            *broken,
+            Reply("done"),
+        ]
+    )
+    events, result = drive(
+        run_loop(
+            [],
+            model,
+            (ls,),
+            prompt="go",
+            retry=FAST,
+        )
+    )
+    assert result.text == "done"
+    assert len(model.requests) == 5
     kinds = [event.error.kind for event in events if isinstance(event, Retry)]
     assert kinds == ["rate_limit", "network", "network"]
     again = drive(run_loop([], model, prompt="more"))[1]
     assert again.text == "Error: the script is at its end, and the run asks for more"
 
 
-@pytest.mark.parametrize("reply", [Reply("one two", close="hang"), Reply("late", hold=60)])
+@pytest.mark.parametrize(
+    "reply",
+    [Reply("one two", close="hang"), Reply("late", hold=60)],
+)
 def test_an_abort_ends_a_scripted_answer_that_hangs(reply: Reply) -> None:
     abort = Abort()
     threading.Timer(0.1, abort.set).start()
     with promptly():
-        _, result = drive(run_loop([], ScriptedModel([reply]), prompt="go", abort=abort))
+        _, result = drive(
+            run_loop(
+                [],
+                ScriptedModel([reply]),
+                prompt="go",
+                abort=abort,
+            )
+        )
     assert result.stop_reason == "aborted"

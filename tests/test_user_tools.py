@@ -25,7 +25,10 @@ SHOWN = "[x] look\n[>] change it then\n[ ] test"
 
 
 def test_the_checklist_is_the_result_and_its_details() -> None:
-    with serve(Reply(calls=[("todo", {"items": ITEMS})]), Reply("done")) as server:
+    with serve(
+        Reply(calls=[("todo", {"items": ITEMS})]),
+        Reply("done"),
+    ) as server:
         events, _ = ask(server, tools=[todo])
         assert_all_valid(server)
         assert results(server) == [SHOWN]
@@ -37,10 +40,19 @@ def test_the_checklist_is_the_result_and_its_details() -> None:
 
 
 @pytest.mark.parametrize(
-    "items", [[{"status": "done"}], [{"text": "a", "status": "maybe"}], [7], "no"]
+    "items",
+    [
+        [{"status": "done"}],
+        [{"text": "a", "status": "maybe"}],
+        [7],
+        "no",
+    ],
 )
 def test_what_is_no_checklist_is_an_error_result(items: Any) -> None:
-    with serve(Reply(calls=[("todo", {"items": items})]), Reply("done")) as server:
+    with serve(
+        Reply(calls=[("todo", {"items": items})]),
+        Reply("done"),
+    ) as server:
         ask(server, tools=[todo])
         assert results(server)[0].startswith("Error: ")
 
@@ -80,7 +92,8 @@ def test_the_answer_at_the_prompt_is_shown_once_and_ctrl_c_stops_the_run(tmp_pat
             shown = session.output[start:]
             assert results(server)[-1] == answer
             assert ("● ask_user" in rendered(shown)) == (answer == NO_ANSWER)
-            assert "\x1b[31m" not in shown and "ask_user needs" not in shown
+            assert "\x1b[31m" not in shown
+            assert "ask_user needs" not in shown
             assert ("2. green" in shown) == (call is CALL)
         session.enter("go")
         session.expect("answer: ")

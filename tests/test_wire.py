@@ -1,4 +1,5 @@
-"""From bytes to an answer: events, calls, thoughts, usage, ends; and that no cut in the bytes changes any of it."""
+"""From bytes to an answer: events, calls, thoughts, usage, ends; and that no cut in the bytes
+changes any of it."""
 
 from __future__ import annotations
 
@@ -34,8 +35,13 @@ def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:
 
 
 def piece(text: str) -> dict[str, Any]:
-    """A piece of a call from its text: index, id, name and arguments, "-" where it has none: '0 a look {"x": 1}'."""
-    words = zip(("index", "id", "name", "arguments"), text.split(" ", 3), strict=True)
+    """A piece of a call from its text: index, id, name and arguments, "-" where it has none: '0 a
+    look {"x": 1}'."""
+    words = zip(
+        ("index", "id", "name", "arguments"),
+        text.split(" ", 3),
+        strict=True,
+    )
     made: dict[str, Any] = {key: word.strip("'") for key, word in words if word != "-"}
     if "index" in made:
         made["index"] = int(made["index"])
@@ -63,7 +69,7 @@ def stream(*chunks: Any, done: bool = True) -> list[bytes]:
     return [*events, b"data: [DONE]\n\n"] if done else events
 
 
-# ---- bytes -> events -------------------------------------------------------------------------------------
+# ---- bytes -> events -----------------------------------------------------------------------------
 
 
 def test_no_cut_in_the_bytes_changes_an_event() -> None:
@@ -93,7 +99,7 @@ def test_a_line_without_an_end_has_a_limit_and_a_whole_file_in_one_event_has_non
         list(sse(b"x" * 1_000_000 for _ in range(99)))
 
 
-# ---- thoughts --------------------------------------------------------------------------------------------
+# ---- thoughts ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -113,13 +119,19 @@ def test_a_line_without_an_end_has_a_limit_and_a_whole_file_in_one_event_has_non
 )
 def test_thoughts_in_tags_are_split_off_at_any_cut(text: str, thought: str, rest: str) -> None:
     for place in range(len(text) + 1):
-        for parts in ([text[:place], text[place:]], list(text)):
+        for parts in (
+            [text[:place], text[place:]],
+            list(text),
+        ):
             tag = ThinkTag()
-            found = [*(tag.split(part) for part in parts), tag.rest()]
+            found = [
+                *(tag.split(part) for part in parts),
+                tag.rest(),
+            ]
             assert ["".join(column) for column in zip(*found)] == [thought, rest], parts
 
 
-# ---- calls -----------------------------------------------------------------------------------------------
+# ---- calls ---------------------------------------------------------------------------------------
 
 # (pieces, calls): a piece as in piece(), a call as "id name arguments", ? for an id that was made
 ONE = "a look {}"
@@ -134,11 +146,13 @@ CALLS = [
     ("0 a lo {; 0 a ok }", ONE),
     ("0 a lo -; 0 a look -", ONE),
     ('0 - - {"x":; 0 a look -; 0 a - 1}', 'a look {"x": 1}'),
-    # no ids: a name behind a whole call is another call, behind half of one or without arguments it is not
+    # no ids: a name behind a whole call is another call, behind half of one or without arguments it
+    # is not
     ('0 - look {}; 0 - look {"x": 1}', '? look {}; ? look {"x": 1}'),
     ('0 - look {"x":; 0 - look 1}', '? look {"x": 1}'),
     ("0 - - {}; 0 - look {}", "? look {}"),
-    # the same id twice; at another index with a name it is another call, and what follows is the newer one's
+    # the same id twice; at another index with a name it is another call, and what follows is the
+    # newer one's
     ('0 a look {}; 1 a look {"x":; - a - 1}', 'a look {}; ? look {"x": 1}'),
     ("- a - {}; - b look {}", "a unknown {}; b look {}"),
     ('0 a\ud83d look {"x":', "a\ufffd look null"),
@@ -167,7 +181,8 @@ def test_each_piece_finds_its_call(pieces: str, calls: str) -> None:
     assert len(found) == len(expected) == len({call.id for call, _ in found})
     for (call, entry), (call_id, name, arguments) in zip(found, expected):
         assert call.id == call_id or (call_id == "?" and len(call.id) == 9)
-        assert (call.name, call.arguments) == (name, json.loads(arguments) or {})
+        assert call.name == name
+        assert call.arguments == (json.loads(arguments) or {})
         text = json.dumps(call.arguments, ensure_ascii=False)
         function = {"name": call.name, "arguments": text}
         assert entry == {"id": call.id, "type": "function", "function": function}
@@ -181,9 +196,24 @@ def given_as(arguments: Any, name: Any = "look", call_id: Any = "a") -> dict[str
     ("pieces", "arguments"),
     [
         ([given_as({"x": "\ud83d"})], [{"x": "\ufffd"}]),
-        ([given_as({}), {"function": {"arguments": '{"x": 1}'}}], [{"x": 1}]),
-        ([given_as({}, "other", None), given_as({"x": 1}, "look", None)], [{}, {"x": 1}]),
-        ([{"index": 0, "id": None, "type": None, "function": None}, given_as("{}")], [{}]),
+        (
+            [given_as({}), {"function": {"arguments": '{"x": 1}'}}],
+            [{"x": 1}],
+        ),
+        (
+            [
+                given_as({}, "other", None),
+                given_as({"x": 1}, "look", None),
+            ],
+            [{}, {"x": 1}],
+        ),
+        (
+            [
+                {"index": 0, "id": None, "type": None, "function": None},
+                given_as("{}"),
+            ],
+            [{}],
+        ),
         ([{}], []),
     ],
 )
@@ -193,8 +223,14 @@ def test_arguments_may_be_objects_and_members_null_or_numbers(pieces: Any, argum
 
 def test_unknown_members_of_a_call_go_back_with_it() -> None:
     first = piece("0 a x {}") | {"extra_content": {"s": "\ud83d"}, "cache": None}
-    [(_, entry)] = collected([first, {"index": 0, "type": "function", "more": 2}])
-    assert entry["extra_content"] == {"s": "\ufffd"} and entry["more"] == 2
+    [(_, entry)] = collected(
+        [
+            first,
+            {"index": 0, "type": "function", "more": 2},
+        ]
+    )
+    assert entry["extra_content"] == {"s": "\ufffd"}
+    assert entry["more"] == 2
     assert "cache" not in entry
 
 
@@ -206,7 +242,10 @@ WHOLE_ARGUMENTS: list[tuple[list[str], Any]] = [
     (["{}", '{"a":', "1}"], {"a": 1}),
     (['{"a": 1}', '{"a": 1}'], {"a": 1}),
     (["{", '{"a"', '{"a": 1', '{"a": 1}'], {"a": 1}),
-    (["", '{"a":', "", '{"a": [1', '{"a": [1]}', ""], {"a": [1]}),
+    (
+        ["", '{"a":', "", '{"a": [1', '{"a": [1]}', ""],
+        {"a": [1]},
+    ),
     (['{"a": "b', '{"a": "bc"}', '{"a": "bc"}'], {"a": "bc"}),
     *(([f'{{"a": 1}}{tail}'], {"a": 1}) for tail in ("{}", "}", "</tool_call>", "\n\nNow I")),
 ]
@@ -231,17 +270,32 @@ UNUSABLE = [
 )
 def test_arguments_are_an_object_and_nothing_is_made_up(pieces: list[str], arguments: Any) -> None:
     [(call, _)] = collected(map(given_as, pieces))
-    assert call.arguments == (arguments or {}) and len(call.problem) < 200
+    assert call.arguments == (arguments or {})
+    assert len(call.problem) < 200
     # As it stands behind "the arguments are"
     assert call.problem.startswith(("not ", "no ", "nested ")) == (arguments is None)
 
 
-# ---- ends, text, usage -----------------------------------------------------------------------------------
+# ---- ends, text, usage ---------------------------------------------------------------------------
 
 
 CALLING = chunk(tool_calls=[piece("0 i look {}")])
-PARTS = [{"type": "text", "text": "a"}, {"text": 3}, "x", {"type": "image"}, {"text": "b"}]
-NOTHING = [None, [], 3, "x", {}, {"choices": None}, {"choices": [{"delta": None}]}]
+PARTS = [
+    {"type": "text", "text": "a"},
+    {"text": 3},
+    "x",
+    {"type": "image"},
+    {"text": "b"},
+]
+NOTHING = [
+    None,
+    [],
+    3,
+    "x",
+    {},
+    {"choices": None},
+    {"choices": [{"delta": None}]},
+]
 NOTHING += [{"choices": [{}]}]
 
 
@@ -254,18 +308,39 @@ def whole(text: str, **more: Any) -> dict[str, Any]:
     [
         ([whole("whole", delta={"content": "a"})], "a"),
         ([chunk(content=PARTS)], "ab"),
-        ([chunk(content={"text": "a"}), chunk(content=3), chunk(content="b")], "b"),
-        ([*NOTHING, {"choices": [None]}, chunk(content="a", tool_calls=None)], "a"),
+        (
+            [
+                chunk(content={"text": "a"}),
+                chunk(content=3),
+                chunk(content="b"),
+            ],
+            "b",
+        ),
+        (
+            [
+                *NOTHING,
+                {"choices": [None]},
+                chunk(content="a", tool_calls=None),
+            ],
+            "a",
+        ),
         ([chunk(content="\ud83d"), chunk(content="x")], "\ufffdx"),
         ([chunk(content="a\0b")], "a\ufffdb"),
-        ([{"choices": [{"delta": {"content": "a"}, "finish_reason": 7}]}], "a"),
-        ([chunk(reasoning="t"), whole("x"), chunk(content="y")], "y"),
+        (
+            [{"choices": [{"delta": {"content": "a"}, "finish_reason": 7}]}],
+            "a",
+        ),
+        (
+            [chunk(reasoning="t"), whole("x"), chunk(content="y")],
+            "y",
+        ),
         ([CALLING, whole("x")], ""),
     ],
 )
 def test_text_is_what_every_member_of_every_chunk_says(chunks: list[Any], text: str) -> None:
     answer, events = assemble(*chunks)
-    assert (answer.text, answer.message["content"]) == (text, text or None)
+    assert answer.text == text
+    assert answer.message["content"] == (text or None)
     shown = "".join(event.text for event in events if isinstance(event, TextDelta))
     assert shown.replace("\0", "\ufffd") + "\ufffd" * (len(text) - len(shown)) == text
     assert not any("\ud800" <= c <= "\udfff" for c in shown)
@@ -283,19 +358,37 @@ CACHE = {"cache_read_input_tokens": 40}
 @pytest.mark.parametrize(
     ("reported", "usage"),
     [
-        (TWO | {"total_tokens": 11} | DETAILED, Usage(9, 2, 4, 1)),  # OpenAI
-        (TWO | {"prompt_cache_hit_tokens": 4, "prompt_cache_miss_tokens": 5}, Usage(9, 2, 4)),
+        (
+            TWO | {"total_tokens": 11} | DETAILED,
+            Usage(9, 2, 4, 1),
+        ),  # OpenAI
+        (
+            TWO | {"prompt_cache_hit_tokens": 4, "prompt_cache_miss_tokens": 5},
+            Usage(9, 2, 4),
+        ),
         (TWO | {"cached_tokens": 4}, Usage(9, 2, 4)),  # Kimi; above: DeepSeek
-        (INPUT | {"input_tokens_details": {"cached_tokens": 4}}, Usage(9, 2, 4)),
+        (
+            INPUT | {"input_tokens_details": {"cached_tokens": 4}},
+            Usage(9, 2, 4),
+        ),
         (TWO | {"cache_read_input_tokens": 4}, Usage(9, 2, 4)),  # LiteLLM
         ({"prompt_eval_count": 9, "eval_count": 2}, Usage(9, 2)),  # Ollama
         (TWO | XAI, Usage(9, 5, 0, 3)),
         (TWO | {"total_tokens": 14}, Usage(9, 5, 0, 3)),  # Gemini
-        (TWO | {"total_tokens": 99, "reasoning_tokens": 1}, Usage(9, 2, 0, 1)),
+        (
+            TWO | {"total_tokens": 99, "reasoning_tokens": 1},
+            Usage(9, 2, 0, 1),
+        ),
         ({"prompt_tokens": 0, "completion_tokens": 0}, None),
         (INPUT | CACHE, Usage(49, 2, 40)),  # Anthropic
         (INPUT | CACHE | {"cache_creation_input_tokens": 5}, Usage(54, 2, 40)),
-        *((TWO | {"prompt_tokens": n}, Usage(0, 2)) for n in NO_COUNTS),
+        *(
+            (
+                TWO | {"prompt_tokens": n},
+                Usage(0, 2),
+            )
+            for n in NO_COUNTS
+        ),
     ],
 )
 def test_usage_is_read_in_every_shape(reported: dict[str, Any], usage: Usage | None) -> None:
@@ -309,7 +402,7 @@ def test_a_price_is_of_fresh_and_cached_input_and_output() -> None:
     assert Price(2, 10, 0).of(Usage(1, 0, 5)) == 0.0
 
 
-# ---- over the wire ---------------------------------------------------------------------------------------
+# ---- over the wire -------------------------------------------------------------------------------
 
 
 def notices(events: list[Event]) -> list[str]:
@@ -324,18 +417,34 @@ WRITTEN += " <function=look> <|python_tag|>look() [TOOL_CALLS][]"
 def test_a_call_written_as_text_is_reported_where_there_are_tools_and_no_calls(text: str) -> None:
     with serve(Reply(f"I look. {text}")) as server:
         [notice] = notices(ask(server, tools=[look])[0])
-        assert "tool parser" in notice and not notices(ask(server)[0])
-    with serve(Reply(text, calls=[("look", {})]), Reply("<tool>fine</tool> [TOOLS]")) as server:
+        assert "tool parser" in notice
+        assert not notices(ask(server)[0])
+    with serve(
+        Reply(text, calls=[("look", {})]),
+        Reply("<tool>fine</tool> [TOOLS]"),
+    ) as server:
         assert not notices(ask(server, tools=[look])[0])
 
 
-@pytest.mark.parametrize(("read", "said"), [(1000, 1), (3000, 0), (0, 0)])
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [(1000, 1), (3000, 0), (0, 0)],
+)
 def test_a_server_that_read_far_less_than_was_sent_is_named_once(read: int, said: int) -> None:
     usage = {"prompt_tokens": read, "completion_tokens": bool(read)}
     with serve(Reply(chunks=stream(chunk("stop", content="x") | {"usage": usage}))) as server:
         chat = ChatModel("m", base_url=server.url, context_window=9999)
         found = [
-            notices(drive(run_loop([], chat, prompt=prompt, retry=FAST))[0])
+            notices(
+                drive(
+                    run_loop(
+                        [],
+                        chat,
+                        prompt=prompt,
+                        retry=FAST,
+                    )
+                )[0]
+            )
             for prompt in ("y" * 15_000, "y" * 30_000, "y" * 30_000)
         ]
     assert [len(each) for each in found] == [0, said, 0]
@@ -343,7 +452,10 @@ def test_a_server_that_read_far_less_than_was_sent_is_named_once(read: int, said
         assert not said or part in found[1][0]
 
 
-HTML, TEXT, JSON, SSE = "text/html", "text/plain", "application/json", "text/event-stream"
+HTML = "text/html"
+TEXT = "text/plain"
+JSON = "application/json"
+SSE = "text/event-stream"
 WHOLE = whole("fine")
 FINE = b"".join(stream(chunk("stop", content="fine")))
 OOPS = {"object": "error", "message": "oops", "code": 500}
@@ -363,11 +475,30 @@ OOPS = {"object": "error", "message": "oops", "code": 500}
         *((TEXT, start + FINE, "fine") for start in (b"", b"\n", b": hello\n\n", b"id: 1\n")),
         *((TEXT, start + FINE, "fine") for start in (b"event: message\n", b"retry: 3\n\n")),
         (TEXT, b'error: {"message": "oops", "code": 500}\n\n', "again"),
-        (TEXT, b"".join(stream(chunk("stop", content="fine"), done=False)), "fine"),
+        (
+            TEXT,
+            b"".join(stream(chunk("stop", content="fine"), done=False)),
+            "fine",
+        ),
         (f"{SSE}; charset=utf-8", b"".join(stream(WHOLE)), "fine"),
-        (TEXT, b"".join(stream(chunk(content="half a"), done=False)), "again"),
+        (
+            TEXT,
+            b"".join(stream(chunk(content="half a"), done=False)),
+            "again",
+        ),
         (JSON, b'{"object": "chat.completion", "choices": []}', "again"),
-        (SSE, json.dumps({"error": {"message": "no engine", "code": 400}}).encode(), "bad_request"),
+        (
+            SSE,
+            json.dumps(
+                {
+                    "error": {
+                        "message": "no engine",
+                        "code": 400,
+                    }
+                }
+            ).encode(),
+            "bad_request",
+        ),
         (SSE, b'\xef\xbb\xbf\n{"error": "slow"}\n\ndata: [DONE]\n\n', "again"),
         (SSE, json.dumps(WHOLE, indent=2).encode(), "fine"),
         (TEXT, b"{" + b"x" * 51_000_000, "protocol"),
@@ -376,8 +507,14 @@ OOPS = {"object": "error", "message": "oops", "code": 500}
     ids=lambda value: repr(value)[:50],
 )
 def test_an_answer_of_any_type_is_read_as_what_it_is(kind: str, body: bytes, text: str) -> None:
-    chunks = [body[:3], *(body[i : i + 1_000_000] for i in range(3, len(body), 1_000_000))]
-    first = Reply(chunks=list(filter(None, chunks)), headers={"content-type": kind})
+    chunks = [
+        body[:3],
+        *(body[i : i + 1_000_000] for i in range(3, len(body), 1_000_000)),
+    ]
+    first = Reply(
+        chunks=list(filter(None, chunks)),
+        headers={"content-type": kind},
+    )
     with serve(first, Reply("again")) as server:
         _, result = ask(server)
         assert (result.error.kind if result.error else result.text) == text
@@ -402,10 +539,17 @@ def test_an_answer_of_any_type_is_read_as_what_it_is(kind: str, body: bytes, tex
 )
 def test_what_is_malformed_or_an_error_fails_the_attempt_and_no_more(bad: list[bytes]) -> None:
     with serve(
-        Reply(chunks=[*stream(chunk(content="half"), done=False), *bad]), Reply("fine")
+        Reply(
+            chunks=[
+                *stream(chunk(content="half"), done=False),
+                *bad,
+            ]
+        ),
+        Reply("fine"),
     ) as server:
         events, result = ask(server)
-    assert result.text == "fine" and types(events).count("retry") == 1
+    assert result.text == "fine"
+    assert types(events).count("retry") == 1
     error = all_of(Retry, events)[0].error
     assert ("oops" in error.message) == any(b"oops" in each for each in bad)
     assert "{'" not in error.message
@@ -414,7 +558,7 @@ def test_what_is_malformed_or_an_error_fails_the_attempt_and_no_more(bad: list[b
 
 PINGS = [b": ping\n\n"] * 80
 
-# ---- waiting ---------------------------------------------------------------------------------------------
+# ---- waiting -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -422,7 +566,13 @@ PINGS = [b": ping\n\n"] * 80
     [
         (Reply("late", hold=60), "first_byte_timeout"),
         (Reply(chunks=PINGS, pace=0.1), "first_byte_timeout"),
-        (Reply(chunks=[*stream(chunk(content="x"), done=False), *PINGS], pace=0.1), "idle_timeout"),
+        (
+            Reply(
+                chunks=[*stream(chunk(content="x"), done=False), *PINGS],
+                pace=0.1,
+            ),
+            "idle_timeout",
+        ),
     ],
     ids=["no head", "no first event", "no next event"],
 )
@@ -431,13 +581,15 @@ def test_silence_is_ended_though_comments_come(silent: Reply, limit: str) -> Non
         events, result = ask(server, model={limit: 0.4})
     retry = all_of(Retry, events)[0]
     assert result.text == "fine"
-    assert (retry.error.kind, retry.error.message) == ("network", "no data for 0.4 s")
+    assert retry.error.kind == "network"
+    assert retry.error.message == "no data for 0.4 s"
 
 
 def test_no_limit_is_none() -> None:
     with serve(Reply("fine", hold=0.3, pace=0.3)) as server:
         events, result = ask(server, model={"first_byte_timeout": 0, "idle_timeout": 0})
-    assert result.text == "fine" and "retry" not in types(events)
+    assert result.text == "fine"
+    assert "retry" not in types(events)
 
 
 def test_usage_that_comes_late_and_text_that_was_held_back_are_part_of_the_answer() -> None:
@@ -445,7 +597,8 @@ def test_usage_that_comes_late_and_text_that_was_held_back_are_part_of_the_answe
     late = stream(chunk("stop", content="<thi"), counted)
     with serve(Reply(chunks=late, pace=0.1)) as server:
         _, result = ask(server)
-    assert (result.text, result.usage) == ("<thi", Usage(3, 4))
+    assert result.text == "<thi"
+    assert result.usage == Usage(3, 4)
 
 
 @pytest.mark.parametrize("close", ["hang", "reset"])
@@ -457,13 +610,22 @@ def test_what_a_server_does_behind_the_end_of_an_answer_changes_nothing(close: A
     ]
     with serve(Reply(chunks=after, close=close)) as server, promptly():
         events, result = ask(server, model={"idle_timeout": 30})
-    assert result.text == "x" and "retry" not in types(events)
+    assert result.text == "x"
+    assert "retry" not in types(events)
 
 
 def test_heartbeats_behind_a_finish_reason_are_not_waited_for() -> None:
     beats = stream({"id": "keep-alive", "choices": []}, done=False) * 9
-    chunks, waits = [*stream(chunk("stop", content="x"), done=False), *beats], list[float]()
-    response = SimpleNamespace(url="", within=waits.append, pieces=lambda: iter(chunks))
+    chunks = [
+        *stream(chunk("stop", content="x"), done=False),
+        *beats,
+    ]
+    waits = list[float]()
+    response = SimpleNamespace(
+        url="",
+        within=waits.append,
+        pieces=lambda: iter(chunks),
+    )
     assert len(list(read_answer(response, Assembler(), 30.0, None))) == 1
     assert waits == [AFTER_FINISH]
 
@@ -471,7 +633,8 @@ def test_heartbeats_behind_a_finish_reason_are_not_waited_for() -> None:
 EARLY = chunk("tool_calls", tool_calls=[piece("0 i look -")])
 PART = chunk(tool_calls=[piece('0 - - {"path":')])
 REST = chunk(tool_calls=[piece('0 - - "a"}')])
-NULL, STOP = chunk("null", content=""), chunk("stop", content="x")
+NULL = chunk("null", content="")
+STOP = chunk("stop", content="x")
 
 
 @pytest.mark.parametrize("close", ["hang", "reset"])
@@ -497,17 +660,27 @@ def test_a_finish_before_the_end_is_none(chunks: list[Any], text: str, close: An
     retries = [event.error.kind for event in all_of(Retry, events)]
     results = str([each["content"] for each in result.messages if each["role"] == "tool"])
     if text == "again":
-        assert result.text == "again" and results == "[]"
+        assert result.text == "again"
+        assert results == "[]"
         assert retries == (["incomplete"] if chunks[0] is EARLY else ["network"])
     else:
-        assert text in (result.text + results) and retries == []
+        assert text in (result.text + results)
+        assert retries == []
 
 
-@pytest.mark.parametrize("tail", [True, False], ids=["end mark", "end of the body"])
+@pytest.mark.parametrize(
+    "tail",
+    [True, False],
+    ids=["end mark", "end of the body"],
+)
 def test_null_as_a_word_is_no_end_and_arguments_may_come_behind_one(tail: bool) -> None:
     later = stream(EARLY, PART, REST, done=tail)
     whole_text = stream(chunk("null", content="x"), NULL, done=tail)
-    with serve(Reply(chunks=later), Reply(chunks=whole_text), Reply("again")) as server:
+    with serve(
+        Reply(chunks=later),
+        Reply(chunks=whole_text),
+        Reply("again"),
+    ) as server:
         events, result = ask(server, tools=[look])
     assert result.text == ("x" if tail else "again")
     kinds = [event.error.kind for event in all_of(Retry, events)]
@@ -517,9 +690,16 @@ def test_null_as_a_word_is_no_end_and_arguments_may_come_behind_one(tail: bool) 
 
 def test_a_body_that_ends_in_an_event_is_asked_for_again() -> None:
     """Also behind a finish reason, since text may follow on it."""
-    more = stream(chunk(content=" three"), done=False)[0][:-20]
-    chunks = [*stream(chunk("stop", content="one two"), done=False), b"event: message\n" + more]
+    more = stream(
+        chunk(content=" three"),
+        done=False,
+    )[0][:-20]
+    chunks = [
+        *stream(chunk("stop", content="one two"), done=False),
+        b"event: message\n" + more,
+    ]
     with serve(Reply(chunks=chunks), Reply("all three")) as server:
         events, result = ask(server)
-        assert result.text == "all three" and len(server.requests) == 2
+        assert result.text == "all three"
+        assert len(server.requests) == 2
         assert [event.error.kind for event in all_of(Retry, events)] == ["incomplete"]

@@ -23,7 +23,10 @@ class Workspace:
 
     def __init__(self, folder: Path, *tools: Any) -> None:
         self.folder = folder
-        self.tools = Toolset(tools or [read, write, edit, ls, apply_patch], cwd=folder)
+        self.tools = Toolset(
+            tools or [read, write, edit, ls, apply_patch],
+            cwd=folder,
+        )
         self.abort = Abort()
         self.events: list[Event] = []
         self.each: Callable[[Event], object] = self.events.append
@@ -39,7 +42,12 @@ class Workspace:
         self.when_asked()
 
     def run(self, call: ToolCall) -> ToolResult:
-        ctx = ToolContext(self.tools.cwd, self.abort, call_id=call.id, seen=self.tools.seen)
+        ctx = ToolContext(
+            self.tools.cwd,
+            self.abort,
+            call_id=call.id,
+            seen=self.tools.seen,
+        )
         ctx.authorize = self.authorize
         with Returning(self.tools.run(call, ctx)) as events:
             for event in events:
@@ -63,8 +71,13 @@ class Workspace:
         return str(result.content)
 
     def put(self, files: Mapping[str, str | bytes], **links: str) -> Path:
-        """Files with their contents, links (`_` stands for -) with their targets. Returns the folder."""
-        return tree(self.folder, files, {name.replace("_", "-"): to for name, to in links.items()})
+        """Files with their contents, links (`_` stands for -) with their targets. Returns the
+        folder."""
+        return tree(
+            self.folder,
+            files,
+            {name.replace("_", "-"): to for name, to in links.items()},
+        )
 
     def names(self) -> list[str]:
         return sorted(os.listdir(self.folder))
@@ -72,7 +85,10 @@ class Workspace:
     def files(self) -> dict[str, tuple[int, object]]:
         """All there is under the folder: names, modes, and contents or link targets."""
         return {
-            str(path.relative_to(self.folder)): (path.lstat().st_mode, held_by(path))
+            str(path.relative_to(self.folder)): (
+                path.lstat().st_mode,
+                held_by(path),
+            )
             for path in self.folder.rglob("*")
         }
 
@@ -83,7 +99,10 @@ def tree(
     """Files with their contents, empty folders (the name ends in /), links with their targets."""
     for name, content in files.items():
         path = folder / name
-        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        (path if name.endswith("/") else path.parent).mkdir(
+            parents=True,
+            exist_ok=True,
+        )
         if not name.endswith("/"):
             path.write_bytes(content.encode() if isinstance(content, str) else content)
     for name, target in (links or {}).items():

@@ -27,7 +27,8 @@ SPECIAL_BITS = 0o7000  # which give a program its owner's rights: they are not r
 
 @dataclass(frozen=True)
 class Entry:
-    """A file: type and permissions, blob id ("": not kept), and its inode if it has several names, else 0."""
+    """A file: type and permissions, blob id ("": not kept), and its inode if it has several names,
+    else 0."""
 
     mode: int
     blob: str

@@ -99,7 +99,8 @@ class FirstLook:
         self.known.has_modes = True
 
     def _doubt(self, paths: set[str]) -> None:
-        """Take files for some that are to be read, but not for what a tool has just done to them."""
+        """Take files for some that are to be read, but not for what a tool has just done to
+        them."""
         with self.known.lock:
             self.watch.collect()
             for path in paths & self.known.in_git.keys():
@@ -131,7 +132,8 @@ class FirstLook:
         self.store.prune({state.blob for state in states.values()})
 
     def _take_known(self, saved: Mapping[str, State]) -> dict[str, int]:
-        """Take what an earlier process has read, and what git has. Returns the sizes of all files."""
+        """Take what an earlier process has read, and what git has. Returns the sizes of all
+        files."""
         sizes: dict[str, int] = {}
         for batch in self._batches(list(self.known.unread)):
             steps = self.known.steps

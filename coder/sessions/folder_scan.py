@@ -80,7 +80,8 @@ class FolderScan:
         depth = 0
         ahead = 0  # levels that are listed before git is asked about them
         while level.folders or level.files:
-            # Each question is a process: of a deep tree, more and more levels are listed before the next one
+            # Each question is a process: of a deep tree, more and more levels are listed before the
+            # next one
             depth += 1
             if depth > LEVELS:
                 ahead = 2 * ahead + 1

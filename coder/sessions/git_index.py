@@ -152,7 +152,8 @@ class GitIndex:
         return self.git.programs.start([find, *search.split()], own_environment())
 
     def find_converted(self) -> set[str]:
-        """Find files whose blobs have other sizes: git keeps them with other ends of lines, for example.
+        """Find files whose blobs have other sizes: git keeps them with other ends of lines, for
+        example.
 
         They are not as they were added. All are found if git cannot say; another version may print
         something else.

@@ -148,7 +148,8 @@ class Snapshots:
             return
         if isinstance(event, events.ToolStart) and event.name not in self.harmless:
             self._begin_tool(event)
-        # While a sub-agent asks, others may work on: what they change then is taken for the user's, too
+        # While a sub-agent asks, others may work on: what they change then is taken for the user's,
+        # too
         if hasattr(event, "reply"):
             self.finish()
             self._is_answering = True

@@ -3,7 +3,8 @@
     python tests/bench/bench.py            all of it (a minute)
     python tests/bench/bench.py start step token memory
 
-Beside each of our figures stands what it is compared with in the same run: the machine's speed drifts.
+Beside each of our figures stands what it is compared with in the same run: the machine's speed
+drifts.
 """
 
 from __future__ import annotations
@@ -102,14 +103,26 @@ def show(
 def timed(command: list[str], env: dict[str, str] | None = None) -> float:
     started = time.monotonic()
     null = subprocess.DEVNULL
-    subprocess.run(command, env=env, stdin=null, stdout=null, stderr=null, check=True)
+    subprocess.run(
+        command,
+        env=env,
+        stdin=null,
+        stdout=null,
+        stderr=null,
+        check=True,
+    )
     return time.monotonic() - started
 
 
 def prompt_time(env: dict[str, str], home: str) -> float:
     """Seconds from the start of the process to the prompt of a session."""
     began = time.monotonic()
-    child = pexpect.spawn(coder()[0], coder()[1:], env=env, cwd=home)
+    child = pexpect.spawn(
+        coder()[0],
+        coder()[1:],
+        env=env,
+        cwd=home,
+    )
     child.expect("\x1b\\[\\?2004h")  # directly in front of the prompt
     took = time.monotonic() - began
     child.sendeof()
@@ -118,7 +131,8 @@ def prompt_time(env: dict[str, str], home: str) -> float:
 
 
 def start(home: str) -> None:
-    """From the start of the process to --help, to the prompt, to the first request of a one-shot run."""
+    """From the start of the process to --help, to the prompt, to the first request of a one-shot
+    run."""
     with ScriptedServer([Reply("hello")]) as server:
         env = environment(server.url, home)
 
@@ -132,13 +146,19 @@ def start(home: str) -> None:
 
         bare = show("python -c pass", times(sys.executable, "-c", "pass"), "s")
         show("--help", times(*coder("--help")), "s", other=bare)
-        show("REPL prompt", [prompt_time(env, home) for _ in range(REPEATS)], "s", other=bare)
+        show(
+            "REPL prompt",
+            [prompt_time(env, home) for _ in range(REPEATS)],
+            "s",
+            other=bare,
+        )
         values = [first() for _ in range(REPEATS)]
         show("first request of a one-shot run", values, "s", other=bare)
 
 
 def step(home: str) -> None:
-    """From the last byte of an answer to the next request, with a real command (`true`) run in between."""
+    """From the last byte of an answer to the next request, with a real command (`true`) run in
+    between."""
 
     def script(body: Body) -> Reply:
         turn = sum(message["role"] == "tool" for message in body["messages"])
@@ -167,7 +187,10 @@ def token(home: str) -> None:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    commands = {"bare socket": [sys.executable, "-c", BARE], "coder": coder("-q", "hi")}
+    commands = {
+        "bare socket": [sys.executable, "-c", BARE],
+        "coder": coder("-q", "hi"),
+    }
     rows: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(3):
         for name, command in commands.items():
@@ -187,7 +210,13 @@ def memory(home: str) -> None:
         with ScriptedServer(script) as server:
             command = [sys.executable, "-c", PEAK, *coder("-y", "go")]
             env = environment(server.url, home)
-            done = subprocess.run(command, env=env, text=True, capture_output=True, check=True)
+            done = subprocess.run(
+                command,
+                env=env,
+                text=True,
+                capture_output=True,
+                check=True,
+            )
             print(f"{name:<46} {int(done.stdout) / 1024:8.0f} MB")
 
 

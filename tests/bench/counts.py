@@ -2,9 +2,10 @@
 
     python tests/bench/counts.py        fails where a count is above its ceiling (ceilings.toml)
 
-Counted in whole runs of `coder` against a server on loopback: calls of the package's functions, processes started, files
-opened, connections, transactions that write, bytes sent. A step's share is the difference of two runs, early and late in a
-long one; a late step that costs more than an early one grows with the history.
+Counted in whole runs of `coder` against a server on loopback: calls of the package's functions,
+processes started, files opened, connections, transactions that write, bytes sent. A step's share is
+the difference of two runs, early and late in a long one; a late step that costs more than an early
+one grows with the history.
 """
 
 from __future__ import annotations
@@ -97,19 +98,38 @@ def traced(
     """(counts, names) of one run of `coder` with these arguments, in an empty folder."""
     (folder := home / "folder").mkdir(exist_ok=True)
     (tracer := home / "tracer.py").write_text(TRACER)
-    env = os.environ | {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": "m", "HOME": str(home)}
+    env = os.environ | {
+        "OPENAI_BASE_URL": server.url,
+        "OPENAI_MODEL": "m",
+        "HOME": str(home),
+    }
     env |= dict.fromkeys(("XDG_DATA_HOME", "XDG_CONFIG_HOME"), str(home)) | {
         "PYTHONPATH": str(ROOT)
     }
-    out, null = home / "out.json", subprocess.DEVNULL
-    command = [sys.executable, str(tracer), str(ROOT / "coder"), str(out), *arguments]
-    subprocess.run(command, env=env, cwd=folder, stdin=null, stdout=null, check=True)
+    out = home / "out.json"
+    null = subprocess.DEVNULL
+    command = [
+        sys.executable,
+        str(tracer),
+        str(ROOT / "coder"),
+        str(out),
+        *arguments,
+    ]
+    subprocess.run(
+        command,
+        env=env,
+        cwd=folder,
+        stdin=null,
+        stdout=null,
+        check=True,
+    )
     counts, names = json.loads(out.read_text())
     return counts, names
 
 
 def counted(steps: int, tokens: int, *arguments: str) -> dict[str, int]:
-    """The counts of one run with so many steps (`true` in bash) and so many tokens in the last answer."""
+    """The counts of one run with so many steps (`true` in bash) and so many tokens in the last
+    answer."""
 
     def script(body: Body) -> Reply:
         turn = sum(message["role"] == "tool" for message in body["messages"])
@@ -119,7 +139,10 @@ def counted(steps: int, tokens: int, *arguments: str) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as home, ScriptedServer(script) as server:
         counts, _ = traced(server, Path(home), *arguments)
         sent = [len(json.dumps(body)) for body in server.requests]
-    return counts | {"first body": sent[0] if sent else 0, "last body": sent[-1] if sent else 0}
+    return counts | {
+        "first body": sent[0] if sent else 0,
+        "last body": sent[-1] if sent else 0,
+    }
 
 
 def run(steps: int, tokens: int = 5) -> dict[str, int]:
@@ -132,9 +155,12 @@ def share(more: dict[str, int], less: dict[str, int], name: str, width: int) -> 
 
 def figures() -> dict[str, float]:
     """Each count by its name in ceilings.toml."""
-    shown, none = counted(0, 0, "--help"), run(0)
-    early, early_more = run(EARLY), run(EARLY + WIDTH)
-    late, late_more = run(LATE), run(LATE + WIDTH)
+    shown = counted(0, 0, "--help")
+    none = run(0)
+    early = run(EARLY)
+    early_more = run(EARLY + WIDTH)
+    late = run(LATE)
+    late_more = run(LATE + WIDTH)
     token = share(run(0, 2_005), none, "calls", 2_000)
     # Over many steps: a run has a transaction or two more where undo's first look is slow
     per_step = {

@@ -1,10 +1,12 @@
 """How densely the house is written, and how far one word travels through it.
 
-    python tests/bench/house.py         tokens, decisions and dense constructs by room; fails if a ceiling is passed
-    python tests/bench/house.py path    named functions, files and frames of `coder "hi"` (-v: their names)
+    python tests/bench/house.py         tokens, decisions and dense constructs by room; fails if a
+    ceiling is passed python tests/bench/house.py path    named functions, files and frames of
+    `coder "hi"` (-v: their names)
 
-A reader pays for tokens and for decisions, not for newlines, so lines are printed and not held, but for the longest file
-and the longest function. Docstrings and comments count nowhere. The ceilings and goals are in ceilings.toml.
+A reader pays for tokens and for decisions, not for newlines, so lines are printed and not held, but
+for the longest file and the longest function. Docstrings and comments count nowhere. The ceilings
+and goals are in ceilings.toml.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ BRANCHES = (
 Figures = dict[str, float]  # by the names in ceilings.toml
 
 
-# ---- density ---------------------------------------------------------------------------------------------
+# ---- density -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -73,13 +75,19 @@ class Density:
                 length = (node.end_lineno or 0) - node.lineno + 1
                 self.longest_function = max(self.longest_function, (length, f"{name}:{node.name}"))
         self.constructs["fmt: skip"] += source.count("# fmt: skip")
-        self.longest_file = max(self.longest_file, (len(source.splitlines()), name))
+        self.longest_file = max(
+            self.longest_file,
+            (len(source.splitlines()), name),
+        )
 
     def figures(self) -> Figures:
         return {
             "tokens": self.tokens,
             "tokens a line of code": round(self.tokens / max(1, self.code_lines), 2),
-            "decisions a function": round(sum(self.decisions) / max(1, len(self.decisions)), 2),
+            "decisions a function": round(
+                sum(self.decisions) / max(1, len(self.decisions)),
+                2,
+            ),
             "functions over ten decisions": sum(n > MANY_DECISIONS for n in self.decisions),
             "tuple assignments": self.constructs["tuple assignment"],
             "starred literals": self.constructs["starred literal"],
@@ -105,7 +113,8 @@ def code_lines(source: str, tree: ast.Module) -> set[int]:
 
 
 def count_decisions(function: ast.AST) -> int:
-    """1, and one more for each branch, each further operand of and/or, and each condition of a comprehension."""
+    """1, and one more for each branch, each further operand of and/or, and each condition of a
+    comprehension."""
     count = 1
     for node in ast.walk(function):
         if isinstance(node, BRANCHES):
@@ -144,7 +153,8 @@ def room_of(module: str) -> str:
 
 def measure(folder: Path) -> tuple[Density, dict[str, Density]]:
     """The density of a package without its demonstration project: of the whole, and by room."""
-    whole, rooms = Density(), dict[str, Density]()
+    whole = Density()
+    rooms = dict[str, Density]()
     for path in sorted(folder.rglob("*.py")):
         if "demo_project" in path.parts:
             continue
@@ -158,7 +168,11 @@ def density() -> int:
     whole, rooms = measure(ROOT / "coder")
     tests, _ = measure(ROOT / "tests")
     print("room           files  code lines   tokens  a line  decisions a function  over ten")
-    for name, room in [*sorted(rooms.items()), ("coder", whole), ("tests", tests)]:
+    for name, room in [
+        *sorted(rooms.items()),
+        ("coder", whole),
+        ("tests", tests),
+    ]:
         found = room.figures()
         print(
             f"{name:<14}{room.files:6}{room.code_lines:12,}{room.tokens:9,}"
@@ -184,22 +198,36 @@ def report(figures: Figures, limits: dict[str, dict[str, float]]) -> int:
     return int(is_over)
 
 
-# ---- path ------------------------------------------------------------------------------------------------
+# ---- path ----------------------------------------------------------------------------------------
 
 
 def path(verbose: bool) -> int:
     """Trace the second run of two, since the first creates the database."""
     from counts import Reply, ScriptedServer, traced
 
-    with tempfile.TemporaryDirectory() as home, ScriptedServer([Reply("hello")]) as server:
+    with (
+        tempfile.TemporaryDirectory() as home,
+        ScriptedServer([Reply("hello")]) as server,
+    ):
         traced(server, Path(home), "-q", "hi")
         counts, names = traced(server, Path(home), "-q", "hi")
     if verbose:
         for name, lines in names.items():
             print(f"{name}:", *lines, sep="\n  ")
     files = {name.split(":")[0] for name in names["functions"]}
-    lengths = [len(each) for each in (names["functions"], files, names["frames"], names["climb"])]
-    return report(dict(zip(LIMITS["path"], [*lengths, counts["transactions"]])), LIMITS["path"])
+    lengths = [
+        len(each)
+        for each in (
+            names["functions"],
+            files,
+            names["frames"],
+            names["climb"],
+        )
+    ]
+    return report(
+        dict(zip(LIMITS["path"], [*lengths, counts["transactions"]])),
+        LIMITS["path"],
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python tests/bench/promises.py        ten seconds; fails where one is missed by a factor of 5
 
-Each figure is the median of some runs, without the round trip of the same kind of run that has nothing to wait for: the
-machine's speed drifts. Where something has to wait (the retry, the grace of a command), too little fails as well.
+Each figure is the median of some runs, without the round trip of the same kind of run that has
+nothing to wait for: the machine's speed drifts. Where something has to wait (the retry, the grace
+of a command), too little fails as well.
 """
 
 from __future__ import annotations
@@ -84,16 +85,26 @@ class Promise:
         return took < self.seconds * FACTOR and not (self.waits and took < self.seconds / FACTOR)
 
 
-# ---- in this process: a run of the library ---------------------------------------------------------
+# ---- in this process: a run of the library -------------------------------------------------------
 
 
 def run_time(reply: Any, abort: Abort | None = None, **options: Any) -> float:
     """Seconds of a run whose model gives this answer."""
-    retry, tools = options.pop("retry", ONCE), options.pop("tools", [])
+    retry = options.pop("retry", ONCE)
+    tools = options.pop("tools", [])
     with ScriptedServer([reply]) as server:
         model = ChatModel("m", base_url=server.url, **options)
         began = time.monotonic()
-        drive(run_loop([], model, tools, prompt="go", retry=retry, abort=abort))
+        drive(
+            run_loop(
+                [],
+                model,
+                tools,
+                prompt="go",
+                retry=retry,
+                abort=abort,
+            )
+        )
         return time.monotonic() - began
 
 
@@ -113,7 +124,14 @@ def after_finish(folder: Path) -> list[float]:
 
 
 def after_done(folder: Path) -> list[float]:
-    return beyond(lambda: run_time(Reply(chunks=[FINISHED, DONE], close="hang")))
+    return beyond(
+        lambda: run_time(
+            Reply(
+                chunks=[FINISHED, DONE],
+                close="hang",
+            )
+        )
+    )
 
 
 def first_byte(folder: Path) -> list[float]:
@@ -147,10 +165,20 @@ def connect(folder: Path) -> list[float]:
             filling.setblocking(False)
             filling.connect_ex(listening.getsockname())
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        limits, abort = Limits(max_seconds=10 * FACTOR), Abort()
+        limits = Limits(max_seconds=10 * FACTOR)
+        abort = Abort()
         began = time.monotonic()
         model = ChatModel("m", base_url=url, first_byte_timeout=10 * FACTOR)
-        drive(run_loop([], model, prompt="go", retry=ONCE, limits=limits, abort=abort))
+        drive(
+            run_loop(
+                [],
+                model,
+                prompt="go",
+                retry=ONCE,
+                limits=limits,
+                abort=abort,
+            )
+        )
         return [time.monotonic() - began]
 
 
@@ -158,7 +186,8 @@ def aborted(folder: Path) -> list[float]:
     """From `Abort.set` in another thread to the end of a run whose server is silent."""
 
     def stopped() -> float:
-        abort, times = Abort(), list[float]()
+        abort = Abort()
+        times = list[float]()
 
         def stop() -> None:
             times.append(time.monotonic())
@@ -172,11 +201,18 @@ def aborted(folder: Path) -> list[float]:
 
 
 def grace(folder: Path) -> list[float]:
-    """From the TERM to the KILL of a command that is deaf to it: from the end of its time to its result."""
+    """From the TERM to the KILL of a command that is deaf to it: from the end of its time to its
+    result."""
 
     def ended() -> float:
-        abort, place = Abort(), Path(tempfile.mkdtemp(dir=folder))
-        with ScriptedServer([Reply(calls=[("bash", {"command": DEAF})]), HELLO]) as server:
+        abort = Abort()
+        place = Path(tempfile.mkdtemp(dir=folder))
+        with ScriptedServer(
+            [
+                Reply(calls=[("bash", {"command": DEAF})]),
+                HELLO,
+            ]
+        ) as server:
             run = run_loop(
                 [],
                 ChatModel("m", base_url=server.url),
@@ -203,13 +239,19 @@ def background(folder: Path) -> list[float]:
 
 
 def command_time(folder: Path, line: str) -> float:
-    with ScriptedServer([Reply(calls=[("bash", {"command": line})]), HELLO]) as server:
-        model, tools = ChatModel("m", base_url=server.url), Toolset([bash], cwd=folder)
+    with ScriptedServer(
+        [
+            Reply(calls=[("bash", {"command": line})]),
+            HELLO,
+        ]
+    ) as server:
+        model = ChatModel("m", base_url=server.url)
+        tools = Toolset([bash], cwd=folder)
         drive(run_loop([], model, tools, prompt="go"))
         return server.times[1] - server.sent[0]
 
 
-# ---- the program -----------------------------------------------------------------------------------
+# ---- the program ---------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -226,7 +268,14 @@ def program(folder: Path, server: ScriptedServer, *more: str) -> Iterator[subpro
     }
     argv = [sys.executable, "-m", "coder", "-y", "-q", *more, "go"]
     null = subprocess.DEVNULL
-    with subprocess.Popen(argv, cwd=folder, env=env, stdin=null, stdout=null, stderr=null) as child:
+    with subprocess.Popen(
+        argv,
+        cwd=folder,
+        env=env,
+        stdin=null,
+        stdout=null,
+        stderr=null,
+    ) as child:
         try:
             yield child
         finally:
@@ -236,7 +285,10 @@ def program(folder: Path, server: ScriptedServer, *more: str) -> Iterator[subpro
 def exit_time(folder: Path, reply: Reply, *signals: int) -> float:
     """Seconds from the last of these signals, 0.1 s apart, to the end of the program."""
     place = Path(tempfile.mkdtemp(dir=folder))
-    with ScriptedServer([reply, HELLO]) as server, program(place, server) as child:
+    with (
+        ScriptedServer([reply, HELLO]) as server,
+        program(place, server) as child,
+    ):
         until(
             lambda: (place / "begun").exists() or (server.requests and not reply.calls), "the run"
         )
@@ -262,7 +314,13 @@ def prompt_time(folder: Path) -> list[float]:
         Terminal(Path(tempfile.mkdtemp(dir=folder)), server) as terminal,
     ):
         usual = [timed(lambda: terminal.say("hello")) for _ in range(3)]
-        return [max(0.0, interrupted(terminal) - statistics.median(usual)) for _ in range(3)]
+        return [
+            max(
+                0.0,
+                interrupted(terminal) - statistics.median(usual),
+            )
+            for _ in range(3)
+        ]
 
 
 def interrupted(terminal: Terminal) -> float:
@@ -285,11 +343,13 @@ def timed(work: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-# ---- all of them -----------------------------------------------------------------------------------
+# ---- all of them ---------------------------------------------------------------------------------
 
 COMMAND = Reply(calls=[("bash", {"command": DEAF})])
-CODE, HOLDING = Reply(calls=[("wait", {})]), Reply(calls=[("hold", {})])
-INT, TERM = signal.SIGINT, signal.SIGTERM
+CODE = Reply(calls=[("wait", {})])
+HOLDING = Reply(calls=[("hold", {})])
+INT = signal.SIGINT
+TERM = signal.SIGTERM
 PROMISES = (
     Promise("Ctrl+C in a session, to the prompt", 1.0, "README", prompt_time),
     Promise("Ctrl+C in an answer that stalls", 1.0, "README", exits(STALL, INT)),
