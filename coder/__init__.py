@@ -46,7 +46,7 @@ HOMES = {
     "providers.profiles": "Price",
     "session": "Session",
     "sessions.database": "StoreError",
-    "sessions.recorder": "SessionStore",
+    "sessions.session_store": "SessionStore",
     "sessions.snapshots": "Snapshots UndoResult",
     "sessions.store": "SessionInfo",
     "tools.bash": "bash",

@@ -60,7 +60,7 @@ from coder.providers.errors import RetryPolicy as RetryPolicy
 from coder.providers.profiles import Price as Price
 from coder.session import Session as Session
 from coder.sessions.database import StoreError as StoreError
-from coder.sessions.recorder import SessionStore as SessionStore
+from coder.sessions.session_store import SessionStore as SessionStore
 from coder.sessions.snapshots import Snapshots as Snapshots
 from coder.sessions.snapshots import UndoResult as UndoResult
 from coder.sessions.store import SessionInfo as SessionInfo

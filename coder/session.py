@@ -153,8 +153,7 @@ class Session:
         *,
         output: type[V] | Schema | None = None,
     ) -> Events[RunResult[V]]:
-        """One run: its events, which end with `run_end`, and as the generator's value its
-        RunResult.
+        """One run: its events, the last of which is `run_end`; the generator returns its RunResult.
 
         `cancel` counts from here on. `images` and `output` are as in Agent.prompt. Raises
         RuntimeError during a run. A question waits for its answer: that of its `reply`, before the
@@ -321,9 +320,7 @@ class Session:
 
     @property
     def context_used(self) -> float:
-        """The share of the context window that the newest answer took, with what was sent for
-        it.
-        """
+        """The share of the context window that the newest request and its answer took."""
         return (self.newest.input + self.newest.output) / max(1, self.model.context_window)
 
     def _check_idle(self) -> None:
@@ -380,9 +377,7 @@ class Session:
         return self.conversation
 
     def _continue(self, keep_agent: bool = False) -> None:
-        """Go on with the conversation that was taken up: as its agent, unless another one was
-        named.
-        """
+        """Go on with the resumed conversation: as its agent, unless another one was named."""
         self._forget()
         assert self.conversation
         name = self.conversation.recorder.info.agent

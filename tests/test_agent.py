@@ -27,7 +27,7 @@ from coder.events import (
 from coder.history import image_part, user
 from coder.hooks import FunctionHooks
 from coder.loop import run_loop
-from coder.sessions.recorder import SessionStore
+from coder.sessions.session_store import SessionStore
 from coder.types import Completion, DeniedError, Message, Usage
 from tests.harness import (
     ONE,

@@ -29,11 +29,11 @@ from coder.history import NOT_RUN, repair, wire_messages
 from coder.loop import run_loop
 from coder.sessions.database import StoreError
 from coder.sessions.recorder import Recorder, fork
+from coder.sessions.session_lock import SessionLock
 from coder.sessions.store import (
     APPLICATION,
     INTERRUPTED,
     VERSION,
-    SessionLock,
     Store,
     open_store,
     to_model_messages,

@@ -12,13 +12,11 @@ kill costs at most the answer that was coming.
 
 from __future__ import annotations
 
-import logging
 import operator
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Generator
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from coder import events
@@ -27,10 +25,9 @@ from coder.history import calls_of, checked_message, now
 from coder.providers.request import common_prefix, copied
 from coder.providers.text import dictionaries, mend
 from coder.sessions.database import DamageError, StoreError
-from coder.sessions.store import Row, SessionInfo, SessionLock, Store, dumps, to_model_messages
+from coder.sessions.session_lock import SessionLock
+from coder.sessions.store import Row, SessionInfo, Store, dumps, to_model_messages
 from coder.types import Message, RunResult, Usage
-
-log = logging.getLogger("coder.sessions")
 
 KEPT = {"message_end", "tool_start", "tool_end", "step_end", "compacted", "run_end"}
 DUE = {"tool_start", "compacted", "run_end"}  # after these it is written at once
@@ -370,41 +367,3 @@ def _is_prompt(event: Event) -> bool:
 def _update(db: sqlite3.Connection, table: str, row_id: int, **columns: Any) -> None:
     names = ", ".join(f'"{name}" = ?' for name in columns)
     db.execute(f"UPDATE {table} SET {names} WHERE id = ?", (*columns.values(), row_id))
-
-
-class SessionStore(Store):
-    """A store for a program of the user's own, which closes what it opened. Raises StoreError.
-
-    `which` is the id of a session, its name, or the beginning of either, as `find` takes it.
-    """
-
-    def __init__(self, path: Path | str) -> None:
-        super().__init__(path)
-        self._sessions: list[Recorder] = []
-
-    def rename(self, which: str, title: str) -> None:
-        super().rename(self.find(which).id, title)
-
-    def remove(self, which: str) -> None:
-        """Remove a session and those of its sub-agents, but not its forks."""
-        super().remove(self.find(which).id)
-
-    def open(self, which: str = "", *, directory: Path | str = "") -> Recorder:
-        """A conversation that is kept: an older one, or without a name a new one.
-
-        A new one is of `directory`, or of the current folder. Problems go to the logger
-        "coder.sessions".
-        """
-        if which:
-            info = self.find(which)
-        else:
-            info = self.create(str(directory or Path.cwd()))
-        recorder = Recorder(self, info, tell=log.warning)
-        self._sessions.append(recorder)
-        return recorder
-
-    def close(self) -> None:
-        """Close the file, and before it the sessions that are open."""
-        for session in self._sessions:
-            session.close()
-        super().close()

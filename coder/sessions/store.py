@@ -1,5 +1,4 @@
-"""Store: what is known of each session, finding one again, and the lock of the process that writes
-one.
+"""Store: what is known of each session, and finding one again.
 
     store, notice = open_store(data / "sessions.db")
     store.sessions("/project"), store.find("0m3x"), store.search("timeout")
@@ -11,7 +10,6 @@ only ever compared with those in the table.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -19,7 +17,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from coder.history import calls_of, checked_message, now, repair, text_of, tool_message
 from coder.providers.request import copied
@@ -38,6 +36,7 @@ from coder.sessions.schema import (
     USAGE,
     VERSION,
 )
+from coder.sessions.session_lock import SessionLock
 from coder.types import Message, ToolResult, Usage
 
 MAX_HITS = 1000  # messages that a search looks at, the newest
@@ -108,12 +107,8 @@ class Store(Database):
         """A new session; `names`: its agent, model, parent, title. A Recorder writes it with its
         first message."""
         new_id = f"{now():011x}{os.urandom(2).hex()}"
-        return SessionInfo(
-            session_id or new_id,
-            folder_name(directory),
-            created=now(),
-            **names,
-        )
+        used_id = session_id or new_id
+        return SessionInfo(used_id, folder_name(directory), created=now(), **names)
 
     def rename(self, session_id: str, title: str) -> None:
         title = mend(" ".join(title.split()))[:MAX_TITLE]
@@ -250,53 +245,6 @@ class Store(Database):
             info.first = _first_words(row["first"])
             infos.append(info)
         return infos
-
-
-class SessionLock:
-    """The single-writer lock of a session, until `release`; the kernel releases it on SIGKILL, too.
-
-    `store` is the path of the database. Raises StoreError if the session is open already, in this
-    process or another one.
-    """
-
-    _held: ClassVar[set[str]] = set()  # paths, of this process
-
-    def __init__(self, store: Path, session_id: str) -> None:
-        self._path = store.with_name(f"{store.name}.locks") / session_id
-        self._fd = -1
-        self._name = os.path.realpath(self._path)
-        if str(store) != MEMORY:
-            self._lock_file(session_id)
-        elif self._name in self._held:
-            raise StoreError(f"The session {session_id} is open already in this program.")
-        self._held.add(self._name)
-
-    def _lock_file(self, session_id: str) -> None:
-        try:
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            while self._fd < 0 or not os.fstat(self._fd).st_nlink:
-                self._release_file()  # its holder has removed it between opening and locking it
-                self._fd = os.open(self._path, flags, 0o600)
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._fd)
-            place = "already in this program" if self._name in self._held else "in another process"
-            raise StoreError(f"The session {session_id} is open {place}.") from None
-        except OSError:
-            pass  # a file system without locks; or nothing can be written, which is reported then
-
-    def release(self) -> None:
-        self._held.discard(self._name)
-        self._release_file()
-
-    def _release_file(self) -> None:
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                if os.fstat(self._fd).st_nlink:
-                    self._path.unlink()  # while the lock is still held
-            os.close(self._fd)
-            self._fd = -1
 
 
 def open_store(path: Path | str) -> tuple[Store, str]:
