@@ -111,7 +111,10 @@ class Choice(Kind):
 
     def take(self, value: Any, where: str) -> Any:
         problems = []
-        for kind in sorted(self.kinds, key=lambda kind: not _is_of(value, kind.schema)):
+        for kind in sorted(
+            self.kinds,
+            key=lambda kind: not _is_of(value, kind.schema),
+        ):
             try:
                 return kind.take(value, where)
             except ToolError as error:

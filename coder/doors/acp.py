@@ -96,7 +96,10 @@ class Door:
             await asyncio.to_thread(check_kept, session_id)
         talk = await self._open(cwd, mcp_servers, resume=session_id)
         session = talk.session
-        for update in talk.updates.replay(session.messages, session.agent.state.tools):
+        for update in talk.updates.replay(
+            session.messages,
+            session.agent.state.tools,
+        ):
             await talk.send(update)
         return acp.LoadSessionResponse(modes=talk.modes)
 

@@ -56,12 +56,20 @@ class OpenFiles:
             raise ToolError(
                 f"{path.name} was changed in the editor meanwhile. Read it again first."
             )
-        client, session = self.buffers.client, self.buffers.session_id
-        self._wait_for(client.write_text_file(session, str(path), data.decode()))
+        client = self.buffers.client
+        session = self.buffers.session_id
+        self._wait_for(
+            client.write_text_file(
+                session,
+                str(path),
+                data.decode(),
+            )
+        )
         return True
 
     def _read(self, path: Path) -> str:
-        client, session = self.buffers.client, self.buffers.session_id
+        client = self.buffers.client
+        session = self.buffers.session_id
         response = self._wait_for(client.read_text_file(session, str(path)))
         return str(response.content)
 

@@ -85,7 +85,10 @@ class Talk:
         """The run of a prompt or a command."""
         name, _, words = text.removeprefix("/").partition(" ")
         if text.startswith("/") and name in self.commands:
-            begun = self.commands[name].begin(self.session, words.strip())
+            begun = self.commands[name].begin(
+                self.session,
+                words.strip(),
+            )
             if not isinstance(begun, str):
                 return begun
             text = begun
@@ -150,8 +153,20 @@ class Talk:
             kind: schema.PermissionOptionKind = "allow_once"
             if answer == "always":
                 kind = "allow_always"
-            options.append(schema.PermissionOption(option_id=answer, name=words, kind=kind))
-        options.append(schema.PermissionOption(option_id=NONE, name=none, kind="reject_once"))
+            options.append(
+                schema.PermissionOption(
+                    option_id=answer,
+                    name=words,
+                    kind=kind,
+                )
+            )
+        options.append(
+            schema.PermissionOption(
+                option_id=NONE,
+                name=none,
+                kind="reject_once",
+            )
+        )
         request = self.client.request_permission(self.session.id, asked, options)
         response = await self._wait_for(request)
         chosen = response.outcome if response else None
@@ -179,9 +194,21 @@ class Talk:
         """The agents, and the one that works without questions."""
         modes: list[schema.SessionMode] = []
         for name, spec in self.session.parts.primary.items():
-            modes.append(schema.SessionMode(id=name, name=name, description=spec.description))
+            modes.append(
+                schema.SessionMode(
+                    id=name,
+                    name=name,
+                    description=spec.description,
+                )
+            )
         about = "works without asking; what a rule denies stays denied"
-        modes.append(schema.SessionMode(id=YOLO, name=YOLO, description=about))
+        modes.append(
+            schema.SessionMode(
+                id=YOLO,
+                name=YOLO,
+                description=about,
+            )
+        )
         present = YOLO if self.session.permissions.yolo else self.session.spec.name
         return schema.SessionModeState(available_modes=modes, current_mode_id=present)
 

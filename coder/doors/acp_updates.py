@@ -98,7 +98,10 @@ class Updates:
     def _show_output(self, event: events.ToolUpdate, call: str) -> Update:
         output = self._outputs.get(call, "") + event.text
         self._outputs[call] = output[-MAX_SHOWN:]
-        return acp.update_tool_call(call, content=[verbatim(self._outputs[call])])
+        return acp.update_tool_call(
+            call,
+            content=[verbatim(self._outputs[call])],
+        )
 
     def _end_call(self, event: events.ToolEnd, call: str) -> list[Update]:
         self._outputs.pop(call, None)
@@ -285,5 +288,12 @@ def hunks_of(diff: str, cwd: Path) -> list[Hunk]:
         if header:
             old_size = int(header["old"] or 1)
             new_size = int(header["new"] or 1)
-            hunks.append(Hunk(path, int(header["line"]), old_size, new_size))
+            hunks.append(
+                Hunk(
+                    path,
+                    int(header["line"]),
+                    old_size,
+                    new_size,
+                )
+            )
     return hunks

@@ -54,7 +54,8 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str]) -> None:
-        self.app, self.hosts = app, hosts
+        self.app = app
+        self.hosts = hosts
         self.expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

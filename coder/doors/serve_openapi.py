@@ -122,7 +122,12 @@ FAILURES: Schema = {
 
 def schemas() -> Schema:
     """The schemas of all events, and of what is in them."""
-    kinds: tuple[type[BaseEvent], ...] = (*get_args(events.Event), History, Answered, Failed)
+    kinds: tuple[type[BaseEvent], ...] = (
+        *get_args(events.Event),
+        History,
+        Answered,
+        Failed,
+    )
     found: Schema = {}
     for kind in kinds:
         schema_of(kind, found)

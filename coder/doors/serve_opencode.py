@@ -217,7 +217,11 @@ class View:
             if part["type"] == kind:
                 found: Json = part
                 return found
-        return self._add_part(kind, text="", time={"start": self._time})
+        return self._add_part(
+            kind,
+            text="",
+            time={"start": self._time},
+        )
 
     def _set_text(self, message: Message) -> Json:
         part = self._text_part("text")

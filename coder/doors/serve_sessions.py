@@ -135,7 +135,8 @@ class Sessions:
     """Those of the user. New ones are of the folder `cwd`, if the client names none."""
 
     def __init__(self, cwd: Path, store: Store) -> None:
-        self.cwd, self.store = cwd, store
+        self.cwd = cwd
+        self.store = store
         self.live: dict[str, Live] = {}
         self.number = 0  # of the newest event
         self.is_closing = False

@@ -29,13 +29,7 @@ from coder.providers.text import JsonObject, dictionaries, mend, mend_all, text_
 from coder.types import Message, ModelError, Reasoning, Request
 
 # Tokens; pi-agent-core's numbers, which know nothing above "high".
-REASONING_BUDGETS: dict[str, int] = {
-    "minimal": 128,
-    "low": 512,
-    "medium": 1024,
-    "high": 2048,
-    "xhigh": 2048,
-}
+REASONING_BUDGETS: dict[str, int] = dict(minimal=128, low=512, medium=1024, high=2048, xhigh=2048)
 Same = Callable[[Message, Message], bool]
 NEEDED = {"model", "tools", "stream"}  # always sent
 SYSTEM = {"system", "developer"}

@@ -48,7 +48,12 @@ class Restore:
             if goal.link:
                 names.setdefault(goal.link, []).append(path)
             elif not self._is_alone(path, goal):
-                put_file(self.root / path, blobs[goal.blob], goal.mode, sync=False)
+                put_file(
+                    self.root / path,
+                    blobs[goal.blob],
+                    goal.mode,
+                    sync=False,
+                )
         for paths in names.values():
             goal = wanted[paths[0]]
             other = others.get(self._inode_of(goal), "")
