@@ -94,7 +94,7 @@ def run_to_end(run: Run) -> Events[RunResult]:
     """
     interrupt: KeyboardInterrupt | None = None
     with run.abort.child(run.limits.max_seconds) as token:
-        run.abort = token
+        run.abort = token  # from here on the run's own: to set it does not set the caller's
         try:
             yield events.RunStart()
             yield events.Status("preparing")
@@ -135,16 +135,15 @@ def run_to_end(run: Run) -> Events[RunResult]:
 
 def run_steps(run: Run) -> Events[End]:
     """Take steps, until an answer or a limit ends the run and no queued message continues it."""
-    # There has to be something to answer
     yield from resolve(run.hooks.on_run_start(run.abort))
     queued = yield from resolve(run.hooks.get_steering_messages())
     run.pending += queued
-    if not run.pending:
+    if not run.pending:  # there has to be something to answer
         problem = yield from unanswerable(run.messages, run.hooks)
         if problem:
             raise ValueError(f"{problem}: give the run a prompt")
 
-    # An earlier run has kept its token count with its last answer, for the first look at the length
+    # The tokens that an earlier run kept with its last answer, for the first on_length
     run.history.repair()
     run.last_usage = kept_usage(run.messages)
 
@@ -176,8 +175,8 @@ def run_steps(run: Run) -> Events[End]:
 def run_step(run: Run) -> Events[End | None]:
     """Ask the model, and run the tools that it calls.
 
-    Returns None after tool calls, else the End that the answer means; `continue_run` may take that
-    back.
+    Returns None if the run goes on after tool calls; else the End: of the answer, of its tools, or
+    of attempts that failed. `continue_run` may take back one that is continuable.
     """
     # The request, and its answer
     yield run.begin_step()
@@ -212,7 +211,7 @@ def unanswerable(messages: list[Message], hooks: Hooks) -> Events[str]:
 
 
 def continue_run(run: Run, end: End) -> Events[End | None]:
-    """Add what continues a run whose model is done to its pending messages; else returns the End.
+    """Queue what continues the run (run.pending) and return None; else return the End.
 
     That is a steering message or, without one, a follow-up or, without one, a reminder.
     """

@@ -43,7 +43,8 @@ def ask(run: Run) -> Events[Completion | End]:
             yield from wait_to_retry(run, attempt=failures.attempts, delay=delay, error=error)
             continue
 
-        # An answer that the full context has cut: again, if the list can be shortened
+        # An answer that the full context has cut: again, if the list can be shortened; else it is
+        # accepted, and end_of ends the run
         if fills_context(answer, run.model.context_window):
             is_shorter = yield from compact(run, "length")
             if is_shorter:
@@ -89,8 +90,8 @@ def end_of(answer: Completion, context_window: int) -> End | None:
 
 
 def compact(run: Run, trigger: Trigger) -> Events[bool]:
-    """Repair the list and let the hook on_length shorten it, which at the threshold it mostly does
-    not need to; `max_compactions` times between two answers.
+    """Repair the list, then let on_length shorten it, at most `max_compactions` times between two
+    answers. At "threshold" the hook decides whether that is needed.
 
     Returns whether the list is shorter now.
     """
@@ -101,7 +102,7 @@ def compact(run: Run, trigger: Trigger) -> Events[bool]:
     if is_needed:
         yield events.Status("compacting")
 
-    # The hook shortens the list in place. Its event gets the number and the new list
+    # The hook shortens the list in place. Its event gets the compaction's number and the new list
     shortening = run.hooks.on_length(run.messages, trigger, run.last_usage, run.abort)
     with Returning(resolve(shortening)) as work:
         for event in work:
@@ -136,6 +137,8 @@ def stream_answer(run: Run) -> Events[Completion]:
             if isinstance(event, events.TextDelta):
                 run.partial.append(event.text)
             yield event
+            if run.abort.reason:  # a model of the user's own may never look
+                run.abort.check()
     if not is_started:  # an empty answer
         yield events.MessageStart({"role": "assistant", "content": ""})
     answer = stream.value
@@ -173,7 +176,7 @@ def make_request(run: Run) -> Events[Request]:
 
 
 def wait_to_retry(run: Run, attempt: int, delay: float, error: ModelError) -> Events[None]:
-    """Report a failed attempt, and wait so many seconds."""
+    """Report a failed attempt, and wait `delay` seconds."""
     yield events.Retry(attempt, delay, error)
     yield events.Status("waiting")
     run.abort.wait(delay)

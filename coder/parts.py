@@ -125,6 +125,10 @@ def options_of(cwd: str | Path, keywords: Keywords) -> Options:
     config_path = Path(os.path.realpath(config)) if config else config_folder()
     data_path = Path(os.path.realpath(data)) if data else data_folder()
     model = plain.pop("model", "")
+    if not isinstance(model, str | ChatModel):
+        raise ConfigError(
+            "model is a name or a ChatModel; a model of your own goes into an Agent or run_loop"
+        )
     settings = settings_of(
         folder,
         plain.pop("settings", None),

@@ -4,8 +4,8 @@ Calls are equal if their names and arguments are. The result of a call that coul
 never new, and neither is the model's own checklist. Three rules, each for one run:
 
 - Equal calls of one answer run once, unless a call between them may have changed something.
-- The third equal call in a row with an equal result is not run (the threshold is in Limits); the
-  same call once more ends the run. A poll whose output changes is never refused.
+- The third equal call in a row is not run, if the two before it had equal results (the threshold is
+  in Limits); the same call once more ends the run. A poll whose output changes is never refused.
 - If the last calls brought no (call, result) that is new in the run, the newest result says so. A
   few more end the run, if the model has read that.
 """
@@ -34,13 +34,13 @@ class Repetitions:
         self.threshold = threshold  # 3: the third equal call in a row is not run
         self.has_calls = False  # whether a call was made, with or without success
         self.stale = 0  # calls in a row that brought nothing new
-        # Calls of this answer since one that may have changed something
+        # Calls of this answer whose results still hold: none since then may have changed something
         self._unchanged: set[str] = set()
         self._newest = ("", "")  # call, result
-        self._in_a_row = 0  # the newest call, with an equal result
+        self._in_a_row = 0  # how often the newest call came in a row with this result
         self._seen: set[tuple[str, str]] = set()
         self._has_note = False  # whether one of the stale results says that nothing is new
-        self._model_was_told = False  # whether it is the result of an earlier answer
+        self._model_was_told = False  # whether that is in an earlier answer's results: it was read
 
     def begin_answer(self) -> None:
         self._unchanged.clear()
@@ -60,8 +60,7 @@ class Repetitions:
         self._unchanged.add(_key(call))
 
     def times_in_a_row(self, call: ToolCall) -> int:
-        """1, if the call is another one than the newest; else one more than that came in a row with
-        the same result."""
+        """Which equal call in a row this one is, since the result last changed: 1, 2, ..."""
         newest_call, _ = self._newest
         return self._in_a_row + 1 if _key(call) == newest_call else 1
 

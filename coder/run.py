@@ -34,8 +34,8 @@ ABORTED_BY = {"aborted": "aborted by the user", "max_time": "the time limit was 
 
 @dataclass
 class End:
-    """A reason to end the run, and its text. One that is `continuable` is dropped if a message is
-    queued."""
+    """A reason to end the run, and its text. One that is `continuable` is dropped if a queued
+    message or a reminder continues the run."""
 
     stop_reason: StopReason
     text: str
@@ -51,7 +51,7 @@ class OpenCall:
     call: ToolCall
     ctx: ToolContext
     is_announced: bool = False  # its ToolStart is out: a ToolEnd has to follow
-    result: ToolResult | None = None  # once its ToolEnd is out
+    result: ToolResult | None = None  # set with its ToolEnd; for a call not announced, by settle
     # The newest updates of its tool
     output: deque[str] = field(default_factory=lambda: deque(maxlen=100))
 
@@ -104,7 +104,8 @@ class Run:
     last_usage: Usage = field(default_factory=Usage)  # of the newest answer; zeros: unknown
     text: str = ""  # of the newest answer
     compactions: int = 0  # since the newest answer
-    was_reminded: bool = False  # in this run, that an answer only wrote or announced a call
+    # The model was told, in this run, that it wrote or announced a call instead of making it
+    was_reminded: bool = False
     offered: Toolset = field(init=False)  # the tools of the newest request, after the hooks
     history: History = field(init=False)
     repetitions: Repetitions = field(init=False)

@@ -103,7 +103,8 @@ class Table(Kind):
 
 
 class Choice(Kind):
-    """A union. The first kind counts that the value fits as it is; else the first that takes it."""
+    """A union: the first kind that takes the value. Those of the value's own JSON type are tried
+    first; what is inside of a list or an object is not compared."""
 
     def __init__(self, kinds: Sequence[Kind]) -> None:
         super().__init__(one_of([kind.schema for kind in kinds]))
@@ -170,7 +171,10 @@ def explain(error: Exception) -> str:
 
 
 def kind_of(hint: Any, where: str) -> Kind:
-    """Raises TypeError for a hint that no JSON schema can express, with the way out."""
+    """The Kind of a hint; `where` names it in errors.
+
+    Raises TypeError for a hint that no JSON schema can express, with the way out.
+    """
     try:
         return _read(hint, where)
     except RecursionError:
@@ -185,7 +189,7 @@ def _read(hint: Any, where: str) -> Kind:
         kind = read(hint, where)
         if kind is not None:
             return kind
-    raise TypeError(f"{where} has the hint {_name(hint)}, which is no JSON. {WAY_OUT}")
+    raise TypeError(f"{where} has the hint {_name(hint)}, which makes no schema. {WAY_OUT}")
 
 
 def _name(hint: Any) -> str:

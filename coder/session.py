@@ -111,7 +111,7 @@ class Session:
         made.subagents = self.crew.subagents
         if made.subagents:
             made.subagents.load = made.load_child
-        wants_title = self.settings.titles and not options.one_task
+        wants_title = self.settings.titles and options.keep and not options.one_task
         if wants_title and optional("coder.agent.titles"):
             made.make_title = self._make_title
         if options.resume:

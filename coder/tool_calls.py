@@ -61,7 +61,8 @@ def run_tools(run: Run) -> Events[End | None]:
             if end:
                 break
 
-        # Run it; results enter the list in the order of the answer
+        # Run it, also if its last call has ended the run; results enter the list in the order of
+        # the answer
         yield from run_group(run, group)
         for opened in group:
             yield from run.add_result(opened)
@@ -88,7 +89,8 @@ def run_tools(run: Run) -> Events[End | None]:
 def announce_call(run: Run, opened: OpenCall) -> Events[ToolResult | None]:
     """Bring the arguments of a call to the types of its tool, and report its start.
 
-    If that fails, returns what becomes the result; the event has {} as arguments.
+    For arguments that do not fit, returns the failure, which start_call makes the result; the event
+    has {}.
     """
     call = opened.call
     failure: ToolResult | None = None
@@ -136,7 +138,7 @@ def start_call(run: Run, opened: OpenCall) -> Events[End | None]:
         yield opened.close(failure)
         return None
 
-    # A hook may deny the call, or have a result for it
+    # A hook may deny the call, or have a result for it, which after_tool_call sees, too
     result = yield from call_hook(run, opened, hook=run.hooks.before_tool_call, argument=opened.ctx)
     if result:
         yield from finish_call(run, opened, result)
@@ -218,8 +220,8 @@ def end_by_tool(group: list[OpenCall]) -> End | None:
 
 
 def stop_repetition(run: Run, opened: OpenCall) -> Events[End | None]:
-    """Give the call a result instead of running it, if it and its result are the same for the third
-    time in a row (the threshold).
+    """Give the call a result instead of running it: the third equal call in a row (the threshold),
+    if the two before it had equal results.
 
     Returns the End of the run at the fourth time.
     """

@@ -85,7 +85,7 @@ class ToolContext:
     tool: Tool | None = None  # that is called; None: the set has none of this name
     budget: Budget | None = None  # of the run, for a tool that starts another one
     updates: list[Any] = field(default_factory=list, repr=False)  # events not yielded yet
-    # A digest of each file as this session last read or wrote it; None: only its name was told
+    # A digest of each file as this session last read or wrote it
     seen: dict[Path, Any] = field(default_factory=dict)
 
     # From hooks: the permissions, the sandbox, the redaction, the editor
@@ -106,8 +106,8 @@ class ToolContext:
     ) -> Generator[Event, None, RunResult[V]]:
         """`yield from` it: a run of another agent as a part of this call.
 
-        Its events come out as `nested`, its tokens and steps count for the run, whose abort is its
-        own: then Aborted is raised.
+        Its events come out as `nested`, its tokens and steps count for this run. The abort of this
+        run stops it, and raises Aborted here.
         """
         child_id = agent.session_id or new_id()
         budget = Budget(agent.limits.max_steps, self.budget)
@@ -154,7 +154,8 @@ class Tool:
     function: Callable[..., Any]
     context: str = ""  # the parameter that takes the ToolContext
     is_open: bool = False  # takes what its schema does not name: function(ctx, arguments)
-    concurrent: bool = False  # changes nothing, so that calls may run in parallel
+    concurrent: bool = False  # calls may run side by side
+    may_change: bool = False  # of a concurrent tool, which else changes nothing: a sub-agent may
     # What people see of a call: the value of this argument, or of a function of all arguments
     title: Title = ""
     # Who decides whether a call is run
@@ -207,6 +208,7 @@ def tool(
     name: str = ...,
     title: Title = ...,
     concurrent: bool = ...,
+    may_change: bool = ...,
     permission: str = ...,
     default: Default = ...,
     asks_itself: bool = ...,
@@ -225,10 +227,11 @@ def tool(
     schema: Schema | None = None,
     **options: Any,
 ) -> Any:
-    """Make a tool of a function; the options are fields of Tool.
+    """Make a tool of a function; the other options are fields of Tool.
 
-    With a `schema` of the arguments, hints and docstring count for nothing and the function gets
-    JSON. Raises TypeError, also for a parameter without a description.
+    With a `schema` of the arguments the docstring is the description as it is, no hint but
+    ToolContext counts, and the function gets JSON. Raises TypeError, also for a parameter without a
+    description.
     """
     if function is None:
         return partial(tool, name=name, title=title, default=default, schema=schema, **options)
@@ -238,7 +241,7 @@ def tool(
     if inspect.isasyncgenfunction(function):
         raise TypeError(f"tool {name} is an async generator: report with ctx.update, and return")
     # The parameters that the model sees: all but the one for the ToolContext
-    type_hints = _hints_of(function, f"tool {name}")
+    type_hints = _hints_of(function, f"tool {name}", are_needed=schema is None)
     signature = dict(inspect.signature(function).parameters)
     contexts = [parameter for parameter in signature if type_hints.get(parameter) is ToolContext]
     context = next(iter(contexts), "")
@@ -262,8 +265,12 @@ def tool(
     )
 
 
-def _hints_of(function: Callable[..., Any], where: str) -> dict[str, Any]:
+def _hints_of(function: Callable[..., Any], where: str, are_needed: bool) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function, include_extras=True)
     except NameError as error:  # a class inside of a function
+        if not are_needed:  # but for ToolContext, which may be written as text
+            named = {"ToolContext": ToolContext}
+            hints = function.__annotations__
+            return {parameter: named.get(hint, hint) for parameter, hint in hints.items()}
         raise TypeError(f"{where} has a hint that is not found: {error}. {WAY_OUT}") from None

@@ -121,7 +121,7 @@ class Final:
 class Request:
     """One model call as the loop asks for it. A before_llm_call hook may change any field.
 
-    `messages` are sent as they are, after the system prompt. `tools` are the API's tool schemas: a
+    `messages` are not repaired any more. `tools` are the API's tool schemas: a
     tool that a hook takes out is not run, and a Tool or a function that it adds is. `reasoning`
     "off" leaves it to the server. `session_id` names the conversation for the provider's cache.
     `options` are further body fields (temperature, ...), in the API's names.
@@ -200,8 +200,8 @@ class DeniedError(ToolError):
 class Limits:
     """Limits of one run. `max_seconds` None is no limit.
 
-    `max_errors` counts the errors at one answer. An empty answer is none, and neither is, for a
-    time, a server that still loads its model.
+    `max_errors` counts the errors at one answer. An empty answer with a finish_reason is none, and
+    neither is, for a time, a server that still loads its model.
     """
 
     max_steps: int = 25

@@ -225,7 +225,7 @@ ROWS: dict[tuple[str, str], list[Row]] = {
             states="preparing asking finishing ended",
         ),
     ],
-    ("nothing at all", "the first time, and not after tool results"): [
+    ("no text and no calls", "the first time in this step, and not after tool results"): [
         Row(
             replies=[Reply(""), DONE],
             stop_reason="stop",
@@ -262,7 +262,10 @@ ROWS: dict[tuple[str, str], list[Row]] = {
             states="preparing asking running_tools preparing asking finishing ended",
         ),
     ],
-    ("no calls", "a tool call as text, or an announcement before any tool ran"): [
+    (
+        "no calls",
+        "a tool call as text, or before any call an announcement (a text that ends with `:`)",
+    ): [
         Row(
             replies=[AS_TEXT, DONE],
             stop_reason="stop",
@@ -675,6 +678,26 @@ def test_equal_calls_of_one_answer_run_once_and_count_once() -> None:
     above = "Same call as above in this answer; its result is above."
     assert contents(result.messages, "tool") == ["2", *[above] * 4] * 2
     assert not any(event.is_error for event in all_of(ToolEnd, events))
+
+
+def test_an_equal_call_runs_again_after_a_concurrent_tool_that_may_change_things() -> None:
+    steps: list[str] = []
+
+    @tool(concurrent=True, default="allow")
+    def look() -> str:
+        """Look."""
+        return f"{len(steps)} steps"
+
+    @tool(concurrent=True, may_change=True, default="allow")
+    def work() -> str:
+        """Work."""
+        steps.append("one")
+        return "done"
+
+    calls = [("look", {}), ("work", {}), ("look", {})]
+    with serve(Reply(calls=calls), Reply("done")) as server:
+        _, result = ask(server, tools=[look, work])
+    assert contents(result.messages, "tool") == ["0 steps", "done", "1 steps"]
 
 
 def test_equal_calls_of_one_answer_run_again_after_a_change(tmp_path: Path) -> None:

@@ -503,7 +503,7 @@ def test_many_tools_are_said_once_with_the_servers_and_their_sizes(
             assert child.end() == 0, child.err
             said = re.findall(r"The tools of MCP servers take ([\d,]+) characters .*", child.err)
             assert len(said) == is_said, child.err
-            tools = [each for each in model.bodies[0]["tools"] if "__" in str(each)]
+            tools = [each for each in model.requests[0]["tools"] if "__" in str(each)]
             total = sum(len(json.dumps(each)) for each in tools)
             assert said == [f"{total:,}"] * is_said
             if is_said:
@@ -544,7 +544,7 @@ def test_ctrl_c_ends_the_wait_for_a_server(tmp_path: Path) -> None:
             terminal.ctrl_c()
             terminal.expect("stopped by the user")
         terminal.prompt()
-        assert model.bodies == []
+        assert model.requests == []
 
 
 FOLDER = {"url": "file:///a%20b/coder", "dir_info": {}}

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,9 +15,23 @@ from typing import Any
 
 import pytest
 
-from coder import Agent, Limits, Model, Reply, Request, ScriptedModel, TextDelta, Trace
+from coder import (
+    Abort,
+    Agent,
+    Completion,
+    Event,
+    Events,
+    Limits,
+    Model,
+    Reply,
+    Request,
+    ScriptedModel,
+    TextDelta,
+    Trace,
+    run_loop,
+)
 from coder.devtools.trace_report import read
-from tests.harness import FAST, add, contents
+from tests.harness import FAST, add, contents, drive
 from tests.terminal import promptly, until
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
@@ -100,7 +115,7 @@ def use(raw: str) -> dict[str, Any]:
 
 def model_of(server: MessagesServer) -> Model:
     """The model of the page."""
-    [code] = re.findall(
+    [_, code] = re.findall(
         r"^```python\n(.*?)^```$",
         PAGE.read_text(),
         re.M | re.S,
@@ -273,3 +288,31 @@ def test_a_scripted_model_keeps_what_it_was_asked_as_it_was_then() -> None:
     assert [contents(each.messages)[0] for each in (first, second)] == ["go", "go"]
     assert [len(each.messages) for each in (first, second)] == [1, 3]
     assert [len(each["messages"]) for each in model.bodies] == [2, 4], "with the system prompt"
+
+
+def test_an_abort_ends_a_model_that_never_looks_at_it() -> None:
+    class Endless:
+        name = "endless"
+        context_window = 8_000
+
+        def stream(self, request: Request, abort: Abort) -> Events[Completion]:
+            while True:
+                time.sleep(0.005)
+                yield TextDelta("more ")
+
+    def stop(event: Event) -> None:
+        if isinstance(event, TextDelta):
+            agent.abort()
+
+    agent = Agent(Endless())
+    agent.subscribe(stop)
+    assert agent.run("go").stop_reason == "aborted"
+    limited = drive(run_loop([], Endless(), prompt="go", limits=Limits(max_seconds=0.2)))
+    assert limited[1].stop_reason == "max_time"
+
+
+def test_the_shortest_model_of_the_page_answers() -> None:
+    shortest, _ = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    names: dict[str, Any] = {}
+    exec(compile(shortest, str(PAGE), "exec"), names)
+    assert Agent(names["Echo"]()).run("Hello.").text == "Hello."

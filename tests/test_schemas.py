@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import pytest
 from pydantic import BaseModel, Field
 
-from coder import Tool, tool
+from coder import Tool, ToolContext, tool
 from tests.workspace import Workspace
 
 
@@ -293,10 +293,10 @@ def test_a_docstring_describes_parameters_in_four_forms(form: str) -> None:
 @pytest.mark.parametrize(
     ("hint", "said"),
     [
-        (set[int], "the hint set[int], which is no JSON"),
-        (dict[int, str], "the hint dict[int, str], which is no JSON"),
-        (Path, "the hint Path, which is no JSON"),
-        (list[bytes], "the hint bytes, which is no JSON"),
+        (set[int], "the hint set[int], which makes no schema"),
+        (dict[int, str], "the hint dict[int, str], which makes no schema"),
+        (Path, "the hint Path, which makes no schema"),
+        (list[bytes], "the hint bytes, which makes no schema"),
         (Tree, "Tree contains itself"),
         (Node, "Node contains itself"),
     ],
@@ -356,3 +356,17 @@ def test_plain_tools_load_neither_schemas_nor_pydantic() -> None:
         check=True,
         timeout=60,
     )
+
+
+def test_a_schema_is_the_way_out_for_a_hint_that_is_not_found() -> None:
+    class Inside:
+        pass
+
+    @tool(schema={"type": "object", "properties": {"a": {"type": "integer"}}})
+    def take(ctx: ToolContext, a: Inside) -> str:
+        """Take it."""
+        return f"{a!r} in {ctx.cwd.name}"
+
+    assert take.description == "Take it."
+    assert take.context == "ctx"
+    assert take.parameters["properties"] == {"a": {"type": "integer"}}

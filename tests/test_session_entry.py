@@ -683,3 +683,20 @@ def test_what_cannot_be_opened_is_one_clear_error(
     with pytest.raises(CoderError, match=message) as raised:
         Session.open(folder, **{"model": "m", "settings": settings} | options)
     assert "\n" not in str(raised.value)
+
+
+def test_a_session_refuses_a_model_of_ones_own(tmp_path: Path) -> None:
+    class Own:
+        name = "own"
+        context_window = 8_000
+
+    with pytest.raises(CoderError, match="a model of your own goes into an Agent"):
+        Session.open(tmp_path, model=Own())  # type: ignore[arg-type]
+
+
+def test_no_title_is_asked_for_if_nothing_is_kept(tmp_path: Path) -> None:
+    model = ScriptedModel([Reply("Well.")])
+    folders = {"config": tmp_path / "config", "data": tmp_path / "data"}
+    with Session.open(tmp_path, model=model, keep=False, **folders) as session:
+        assert session.run("hello").text == "Well."
+    assert len(model.requests) == 1

@@ -405,3 +405,11 @@ def test_type_checkers_know_the_output(tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("form", ["abc", 5, list[int], int | None, {"type": "array"}], ids=repr)
+def test_what_is_no_form_is_refused_in_one_line(form: Any) -> None:
+    agent = Agent(ScriptedModel([Reply("{}")]))
+    with pytest.raises(TypeError) as caught:
+        agent.run("go", output=form)
+    assert "\n" not in str(caught.value)

@@ -36,7 +36,8 @@ class ParallelTools(Toolset):
     def group_size(self, calls: list[ToolCall]) -> int:
         size = 0
         for call in calls[:MAX_WORKERS]:
-            if not self.changes_nothing(call):
+            tool = self.tools.get(call.name)
+            if tool is None or not tool.concurrent:
                 break
             size += 1
         return max(1, size)

@@ -32,7 +32,7 @@ class StructuredAnswer(Hooks):
         if isinstance(form, dict):
             self.kind = Kind(form)
         else:
-            self.name = form.__name__
+            self.name = getattr(form, "__name__", "answer")
             self.kind = kind_of(form, "output")
         if self.kind.schema.get("type") != "object":
             raise TypeError(f"{NOT_AN_OBJECT}, not {form!r:.80}")
@@ -97,7 +97,10 @@ def closed(schema: Any) -> Any:
 
 
 def is_strict(schema: Any) -> bool:
-    """Does it require all that it names? Only then can servers hold a model to it (`strict`)."""
+    """Do all objects in it require the members that they name, and allow no others?
+
+    Only then can servers hold a model to it (`strict`).
+    """
     if isinstance(schema, list):
         return all(is_strict(each) for each in schema)
     if not isinstance(schema, dict):

@@ -84,6 +84,7 @@ class Subagents:
         make = tool(
             title=_make_title,
             concurrent=True,
+            may_change=True,
             permission="task",
             default="allow",
             asks_itself=True,

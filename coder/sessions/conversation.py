@@ -134,7 +134,7 @@ class Conversation:
         state = self.agent.state
         harmless = {"todo"}
         for name, tool in state.tools.tools.items():
-            if tool.concurrent and name != "task":
+            if tool.concurrent and not tool.may_change:
                 harmless.add(name)
         self.snapshots.harmless = harmless
         self.snapshots.open(recorder.session_id, resumed=bool(recorder.messages))
