@@ -230,8 +230,7 @@ def tool(
     """Make a tool of a function; the other options are fields of Tool.
 
     With a `schema` of the arguments the docstring is the description as it is, no hint but
-    ToolContext counts, and the function gets JSON. Raises TypeError, also for a parameter without a
-    description.
+    ToolContext counts, and the function gets JSON. Raises TypeError with what is missing.
     """
     if function is None:
         return partial(tool, name=name, title=title, default=default, schema=schema, **options)
