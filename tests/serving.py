@@ -17,6 +17,8 @@ from tests.terminal import PATIENCE, OneShot, until
 TOKEN = "a-token-of-the-tests"
 ENDS = {"run_end", "session.idle"}
 Event = dict[str, Any]
+# The second line does not look like one if blanks collapse, and a sign turns what follows around
+HIDDEN = "ls  # the files:\necho \u202egnihton"
 
 
 def reply_by_prompt(body: Body) -> Reply:
@@ -32,6 +34,10 @@ def reply_by_prompt(body: Body) -> Reply:
         return Reply("I **write** it.", calls=[write, command])
     if "outside" in words and not has_results:  # two questions: the folder, and the secrets in it
         return Reply(calls=[("read", {"path": "../home/.env"})])
+    if "hidden" in words and not has_results:
+        return Reply(calls=[("bash", {"command": HIDDEN})])
+    if words[0] == "itself:" and not has_results:
+        return Reply(calls=[("bash", {"command": prompts[-1].partition(": ")[2]})])
     if "environment" in words and not has_results:
         return Reply(calls=[("bash", {"command": "env"})])
     if "colour" in words and not has_results:

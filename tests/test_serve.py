@@ -3,12 +3,14 @@ in."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -100,17 +102,59 @@ def test_a_question_is_answered_by_whoever_comes_first(served: Served) -> None:
     served.prompt(session, "write")
     asked = served.permission()
     path = f"/session/{session}/permissions/{asked['id']}"
-    for route, body in (
-        (path, {"response": "yes"}),
-        (f"/question/{asked['id']}/reply", {"answers": [["yes"]]}),
-    ):
-        assert served.ask("POST", route, body)[0] == 400
+    assert served.ask("POST", path, {"response": "yes"})[0] == 400
     assert served.ask("POST", path, {"response": "reject"}) == (200, True)
     status, problem = served.ask("POST", path, {"response": "once"})
     assert status == 404
     assert "waits" in problem["data"]["message"]
     served.finish(session)
     assert not (served.ws / "made.txt").exists()
+
+
+def test_an_answer_is_for_a_question_of_its_kind_and_session(served: Served) -> None:
+    session = served.new()
+    other = served.new()
+    served.prompt(session, "write")
+    asked = served.permission()["id"]
+    answer = {"answers": [["always"]]}
+    assert served.ask("POST", f"/question/{asked}/reply", answer)[0] == 404
+    path = f"/session/{other}/permissions/{asked}"
+    assert served.ask("POST", path, {"response": "once"})[0] == 404
+    assert served.permission()["id"] == asked
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+@pytest.mark.parametrize("prefix", ["", "setsid --wait "], ids=["plain", "session of its own"])
+def test_a_command_cannot_answer_with_the_token(served: Served, prefix: str) -> None:
+    session = served.new()
+    ask = (
+        f"{sys.executable} -c 'import urllib.request as r; "
+        f'print(r.urlopen(r.Request("{served.url}permission", '
+        f'headers={{"Authorization": "Bearer {TOKEN}"}})).read())\''
+    )
+    served.prompt(session, f"itself: {prefix}{ask}")
+    served.answer()
+    until(lambda: served.is_idle(session))
+    assert "HTTP Error 403: Forbidden" in served.texts(session)[-1]
+
+
+@pytest.mark.parametrize("sent_bytes", [b"", b"GET / HTTP/1.1\r\n"], ids=["idle", "half"])
+def test_silent_connections_stop_nobody(served: Served, sent_bytes: bytes) -> None:
+    silent = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(300)]
+    for connection in silent:
+        with contextlib.suppress(OSError):  # it was ended to make room
+            connection.send(sent_bytes)
+    assert served.get("/session") == []
+    for connection in silent:
+        connection.close()
+
+
+def test_strangers_write_nothing_to_the_terminal(served: Served) -> None:
+    upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Host": "evil.example"}
+    assert served.ask("GET", "/", None, **upgrade)[0] == 400
+    served.kill(signal.SIGTERM)
+    _, errors = served.child.communicate()
+    assert errors == b""
 
 
 def test_a_question_of_the_model_is_listed_and_answered(served: Served) -> None:

@@ -86,6 +86,27 @@ def test_a_question_is_shown_with_its_diff_and_answered(page: Page, served: Serv
     assert not list(served.ws.glob("*.txt"))
 
 
+def test_a_question_shows_all_that_will_run(page: Page) -> None:
+    prompt(page, "hidden")
+    wait_for_question(page)
+    asked = page.value("document.querySelector('.question div').innerText")
+    assert asked.startswith("bash: ls  # the files:\necho <U+202E>gnihton")
+    assert "\u202e" not in page.value("document.querySelector('.question').textContent")
+
+
+@pytest.mark.parametrize("fragment", ["token=evil", "../session?directory=/etc&x="])
+def test_the_link_of_another_page_changes_nothing(
+    browser: Browser, served: Served, page: Page, fragment: str
+) -> None:
+    session = served.get("/session")[0]["id"]
+    other = browser.open(f"{served.url}#{fragment}")
+    until(lambda: other.url.endswith(f"#{session}"), "the session that is there")
+    prompt(other, "hello")
+    until(lambda: "How are" in other.text, "an answer")
+    assert [each["id"] for each in served.get("/session")] == [session]
+    other.close()
+
+
 def test_markdown_is_shown_and_html_of_the_model_is_text(page: Page) -> None:
     prompt(page, "hello")
     until(lambda: "<img src=x onerror=alert(1)>" in page.text, "the answer")

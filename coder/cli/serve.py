@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import socket
@@ -35,8 +36,8 @@ def main(words: Sequence[str]) -> int:
     flags.add_argument("--host", metavar="ADDRESS", default=LOOPBACK, help=about)
     arguments = flags.parse_args(words)
     token = os.environ.pop(TOKEN, "")
-    if token and len(token) < MIN_TOKEN:
-        flags.error(f"{TOKEN} needs at least {MIN_TOKEN} characters")
+    if token and not re.fullmatch(f"[!-~]{{{MIN_TOKEN},}}", token):
+        flags.error(f"{TOKEN} needs at least {MIN_TOKEN} characters, of ASCII and without blanks")
     if arguments.host != LOOPBACK and not token:
         flags.error(f"--host needs a token of your own, in {TOKEN}")
     try:

@@ -290,5 +290,8 @@ def read_image(data: str) -> dict[str, Any]:
 
 def path_of(uri: str) -> str:
     """The path of a file; any other address as it is."""
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # brackets that hold no address
+        return uri
     return unquote(parts.path) if parts.scheme == "file" else uri

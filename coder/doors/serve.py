@@ -7,6 +7,7 @@ serve_openapi.py, serve_page.html.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import re
@@ -14,6 +15,7 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
+from operator import attrgetter
 from pathlib import Path
 
 import uvicorn
@@ -24,8 +26,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coder.doors.serve_openapi import openapi
+from coder.doors.serve_peers import is_own
 from coder.doors.serve_routes import ROUTES
 from coder.doors.serve_sessions import Sessions
 from coder.sessions.store import Store
@@ -64,6 +68,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         refusal = self.refusal(headers, scope["path"])
+        if refusal is None and scope["path"] != "/" and is_own(scope["client"]):
+            refusal = problem(403, "commands of a session may not ask")
         await (refusal or self.app)(scope, receive, send)
 
     def refusal(self, headers: Headers, path: str) -> Response | None:
@@ -132,6 +138,23 @@ def application(sessions: Sessions, token: str, hosts: Sequence[str]) -> ASGIApp
 # ---- the server ----------------------------------------------------------------------------------
 
 
+MOST_SILENT = 32  # connections without a request so far: they could take all file numbers
+
+
+class Connection(H11Protocol):
+    """Makes room for itself: the oldest silent one ends if there are too many."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        own = [other for other in self.connections if isinstance(other, Connection)]
+        silent = [other for other in own if other.cycle is None]
+        if len(silent) > MOST_SILENT:
+            oldest = min(silent, key=attrgetter("since"))
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
+
 class Server(uvicorn.Server):
     """Closes the sessions when it is told to end: streams would never end by themselves."""
 
@@ -171,7 +194,10 @@ def serve(
         application(sessions, token, hosts),
         access_log=False,
         log_config=None,
-        log_level="warning",
+        log_level="error",  # a warning is about what a stranger has sent
+        http=Connection,
+        ws="none",
+        backlog=16,  # are accepted at once; each logs a traceback if there is no file number
         server_header=False,
         timeout_graceful_shutdown=1,
     )

@@ -215,11 +215,11 @@ async def list_questions(request: Request) -> Response:
 
 async def reply_of_session(request: Request) -> Response:
     """Answer a permission: once, always or reject."""
-    live_of(request)  # an unknown session is an error
+    live = live_of(request)
     body = await body_of(request)
     question_id = request.path_params["permissionID"]
     word = word_of(body, "response")
-    sessions_of(request).answer(question_id, word)
+    sessions_of(request).answer(question_id, word, of=live)
     return JSONResponse(True)
 
 
@@ -250,7 +250,7 @@ async def reply_question(request: Request) -> Response:
         texts = [", ".join(answer) for answer in answers or ()]
     except TypeError:
         raise HTTPException(400, 'the answers have the form [["..."]]') from None
-    sessions_of(request).answer(question_id, "\n".join(texts))
+    sessions_of(request).answer(question_id, "\n".join(texts), is_text=True)
     return JSONResponse(True)
 
 

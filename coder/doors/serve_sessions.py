@@ -22,7 +22,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from coder.events import BaseEvent, Event, RunEnd, StepEnd
+from coder.events import BaseEvent, Event, QuestionAsked, RunEnd, StepEnd
 from coder.history import now
 from coder.providers.request import copied
 from coder.session import Session
@@ -252,11 +252,27 @@ class Sessions:
             self._show_again(live, session)
             return result.prompt
 
-    def answer(self, question_id: str, answer: str, reason: str = "") -> None:
-        """Answer a question of any session. Raises UnknownError if it does not wait (any more), and
-        CoderError for a word that it does not take."""
+    def answer(
+        self,
+        question_id: str,
+        answer: str,
+        reason: str = "",
+        *,
+        is_text: bool = False,
+        of: Live | None = None,
+    ) -> None:
+        """Answer a permission, or with `is_text` a question of the model, `of` one session or any.
+
+        Raises UnknownError if it does not wait (any more), and CoderError for a word that it does
+        not take.
+        """
         for live in self.at_work():
             assert live.session
+            asked = {question.id: question for question in live.session.questions}
+            question = asked.get(question_id)
+            is_other = isinstance(question, QuestionAsked) != is_text
+            if question is None or is_other or of not in (None, live):
+                continue
             try:
                 is_taken = live.session.answer(question_id, answer, reason=reason)
             except ValueError as error:
@@ -318,11 +334,16 @@ class Sessions:
     def number_of(self, event_id: str) -> int | None:
         """The number of an event by its id; None if it is not one of this server's."""
         server, _, number = event_id.partition(".")
-        if server == self._server and number.isdecimal():
+        if server == self._server and number.isdecimal() and len(number) < 20:
             return int(number)
         return None
 
 
 def real_folder(directory: str) -> Path:
-    """The folder that a client names."""
-    return Path(os.path.realpath(directory))
+    """The folder that a client names. Raises CoderError for what is no path."""
+    try:
+        folder = Path(os.path.realpath(directory))
+        folder.is_dir()
+    except (OSError, ValueError):  # too long, a NUL
+        raise CoderError(f"{directory[:80]!r} is no path") from None
+    return folder
