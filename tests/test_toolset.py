@@ -130,7 +130,7 @@ def test_a_function_that_says_too_little_is_refused(hint: Any) -> None:
     if hint is None:
         said.__doc__ = "Take a value."
     with pytest.raises(
-        TypeError, match="is no JSON. Use another" if hint else "describe 'value' in"
+        TypeError, match="makes no schema. Use another" if hint else "describe 'value' in"
     ):
         tool(said)
 
