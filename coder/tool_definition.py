@@ -175,6 +175,10 @@ class Tool:
         return self.permission or self.name
 
     @property
+    def changes_nothing(self) -> bool:
+        return self.concurrent and not self.may_change
+
+    @property
     def schema(self) -> Schema:
         """The API's form."""
         parameters = {"type": "object", "properties": {}} | self.parameters

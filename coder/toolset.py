@@ -151,7 +151,7 @@ class Toolset:
     def changes_nothing(self, call: ToolCall) -> bool:
         """Is this a call of a tool that changes nothing?"""
         tool = self.tools.get(call.name)
-        return tool is not None and tool.concurrent and not tool.may_change
+        return tool is not None and tool.changes_nothing
 
     def group_size(self, calls: list[ToolCall]) -> int:
         """How many of these calls, from the first one, run together: here each runs alone."""

@@ -15,7 +15,7 @@ from coder.cli.flags import Flags
 from coder.cli.process import collect_garbage, handling
 from coder.cli.subcommands import without_package
 from coder.permissions.redact import Redactor, redact_logs
-from coder.sessions.store import Store
+from coder.sessions.store import FILE, Store
 from coder.settings import data_folder, program
 from coder.sources import load
 from coder.tools.processes import adopt_orphans
@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> int:
     except ModuleNotFoundError:
         raise without_package("serve", "serve") from None
     settings = load(Path.cwd())  # what is wrong with them is said now
-    store = Store(data_folder() / "sessions.db")
+    store = Store(data_folder() / FILE)
     try:
         listener = listen(arguments.host, arguments.port)
     except (OSError, OverflowError) as error:

@@ -195,7 +195,7 @@ def _read_sessions_words(words: Sequence[str]) -> argparse.Namespace:
 def _open_store(purpose: str) -> Iterator[Store]:
     """The store of this user. Raises StoreError."""
     module = needed("coder.sessions.store", purpose)
-    with contextlib.closing(module.Store(settings.data_folder() / "sessions.db")) as store:
+    with contextlib.closing(module.Store(settings.data_folder() / module.FILE)) as store:
         yield store
         if store.notice:
             sys.stderr.write(f"coder: {strip_controls(store.notice)}\n")

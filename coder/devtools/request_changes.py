@@ -10,9 +10,11 @@ Step mode shows it before a request is sent, `coder trace FILE --diff` for a rec
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterator
 
 from coder.history import as_text
+from coder.providers.request import common_prefix, copied
 from coder.types import Message, Usage
 
 WIDTH = 100  # characters of a message that are shown in its line
@@ -27,21 +29,17 @@ class RequestChanges:
         self._system = ""
         self._tools = 0
 
-    def count_same(self, messages: Sequence[Message]) -> int:
+    def count_same(self, messages: list[Message]) -> int:
         """How many messages at the beginning are those of the request before."""
-        for index, (old, new) in enumerate(zip(self._sent, messages)):
-            if old != new:
-                return index
-        return min(len(self._sent), len(messages))
+        return common_prefix(self._sent, messages, operator.eq)
 
-    def lines(self, messages: Sequence[Message], system: str, tools: int) -> Iterator[str]:
+    def lines(self, messages: list[Message], system: str, tools: int) -> Iterator[str]:
         """A heading with the request's size, and a line for each message that is new."""
-        self.requests += 1
         same = self.count_same(messages)
         size = size_of(messages)
         share = 100 * size_of(messages[:same]) // max(1, size)
         yield (
-            f"== Request {self.requests}: {len(messages)} messages, {size:,} characters, "
+            f"== Request {self.requests + 1}: {len(messages)} messages, {size:,} characters, "
             f"about {size // 4:,} tokens; {share} % as in the request before (cached)"
         )
         if system != self._system or tools != self._tools:
@@ -52,9 +50,10 @@ class RequestChanges:
         for message in messages[same:]:
             yield f"  + {line_of(message)}"
 
-    def keep(self, messages: Sequence[Message], system: str, tools: int) -> None:
+    def keep(self, messages: list[Message], system: str, tools: int) -> None:
         """What was sent in the end, for the comparison with the next request."""
-        self._sent = json.loads(json.dumps(messages))
+        self.requests += 1
+        self._sent = copied(messages)
         self._system = system
         self._tools = tools
 
@@ -65,7 +64,7 @@ def answer_lines(message: Message, finish: str, usage: Usage) -> list[str]:
     return [f"-- Answer ({finish}): {tokens}", f"  + {line_of(message)}"]
 
 
-def size_of(messages: Sequence[Message]) -> int:
+def size_of(messages: list[Message]) -> int:
     """Characters of the messages as JSON."""
     return sum(len(json.dumps(message, ensure_ascii=False)) for message in messages)
 

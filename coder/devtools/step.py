@@ -91,11 +91,10 @@ class Stepper(HookChain):
     def before_llm_call(self, request: Request) -> Events[None]:
         yield from super().before_llm_call(request)
         changes = self.changes
-        same = changes.count_same(request.messages)
-        for line in changes.lines(request.messages, request.system, len(request.tools)):
-            if self.is_on:
-                self.show(line)
         if self.is_on:
+            same = changes.count_same(request.messages)
+            for line in changes.lines(request.messages, request.system, len(request.tools)):
+                self.show(line)
             self._stop_at_request(request, same)
         changes.keep(request.messages, request.system, len(request.tools))
 

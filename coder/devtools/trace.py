@@ -115,7 +115,7 @@ class Trace:
                     self.record(**event.to_dict())
                 passed = time.monotonic()
                 yield event
-                if hasattr(inner, "reply"):
+                if events.is_question(event):
                     answer = getattr(inner, "answer", getattr(inner, "allowed", None))
                     seconds = round(time.monotonic() - passed, 6)
                     self.record(

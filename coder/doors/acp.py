@@ -194,7 +194,7 @@ def entry_of(server: Any) -> dict[str, Any]:
 def open_store() -> Any:
     """The conversations of the user, in a `with`. Raises StoreError."""
     module = needed("coder.sessions.store", "a kept session")
-    return module.Store(data_folder() / "sessions.db")
+    return module.Store(data_folder() / module.FILE)
 
 
 def check_kept(session_id: str) -> None:

@@ -19,6 +19,7 @@ from coder.history import calls_of, text_of
 from coder.permissions.sanitize import escape_invisible
 from coder.providers.errors import happened
 from coder.tools.patch_format import HEADER
+from coder.tools.text import HUNK
 from coder.toolset import Toolset
 from coder.types import Message, ToolCall, ToolResult
 
@@ -42,7 +43,6 @@ PROGRESS: dict[str, schema.PlanEntryStatus] = {
 LIMITS = ("max_steps", "max_time", "doom_loop")  # their text is no answer of the model's
 MAX_SHOWN = 10_000  # characters of the output of a call that runs: each update repeats them
 IMAGE_URL = r"data:(?P<kind>image/\w+);base64,(?P<data>.+)"
-HUNK = r"@@ -\d+(?:,(?P<old>\d+))? \+(?P<line>\d+)(?:,(?P<new>\d+))? @@"
 Update = Any  # one of a dozen classes of the package
 Content = Any  # what a call shows: text, an image, a diff
 

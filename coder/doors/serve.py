@@ -37,6 +37,11 @@ from coder.types import CoderError
 
 PAGE = Path(__file__).with_name("serve_page.html").read_text()
 SCRIPT = re.findall(r"(?s)<script>(.*?)</script>", PAGE)[0]
+SCRIPT_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+POLICY = (
+    f"default-src 'none'; script-src 'sha256-{SCRIPT_HASH}'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 ANY = ("0.0.0.0", "[::]")  # of a machine whose names are not known here
 
@@ -93,13 +98,7 @@ class Guard:
 
 async def page(request: Request) -> Response:
     """The page for a browser."""
-    digest = hashlib.sha256(SCRIPT.encode()).digest()
-    script = base64.b64encode(digest).decode()
-    policy = (
-        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'unsafe-inline'; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return HTMLResponse(PAGE, headers={"Content-Security-Policy": policy})
+    return HTMLResponse(PAGE, headers={"Content-Security-Policy": POLICY})
 
 
 async def describe(request: Request) -> Response:

@@ -15,13 +15,13 @@ from typing import Any
 from coder.doors.serve_questions import permission_of, question_of
 from coder.doors.serve_sessions import Live
 from coder.history import calls_of, text_of
+from coder.questions import ASKING
 from coder.types import Message
 
 Json = dict[str, Any]
 Changes = list[Json]  # events in opencode's form
 
 PROVIDER = "coder"
-ASKING = {"nested", "permission_asked", "doom_loop", "question_asked"}
 SHARE = 50  # a text, which is sent as a whole each time, is sent once it has grown by 1/SHARE
 
 

@@ -19,7 +19,14 @@ from coder.history import text_of
 from coder.sessions.database import MEMORY, StoreError
 from coder.sessions.recorder import Recorder
 from coder.sessions.snapshots import Snapshots
-from coder.sessions.store import SessionInfo, Store, folder_name, open_store, to_model_messages
+from coder.sessions.store import (
+    FILE,
+    SessionInfo,
+    Store,
+    folder_name,
+    open_store,
+    to_model_messages,
+)
 from coder.tools.workspace import private_folder
 from coder.types import Message
 
@@ -134,7 +141,7 @@ class Conversation:
         state = self.agent.state
         harmless = {"todo"}
         for name, tool in state.tools.tools.items():
-            if tool.concurrent and not tool.may_change:
+            if tool.changes_nothing:
                 harmless.add(name)
         self.snapshots.harmless = harmless
         self.snapshots.open(recorder.session_id, resumed=bool(recorder.messages))
@@ -285,7 +292,7 @@ def open_conversation(
 ) -> Conversation:
     """A new conversation, the one that `resume` names, or the newest for True. Raises
     StoreError."""
-    store, notice = open_store(data / "sessions.db" if keep else MEMORY)
+    store, notice = open_store(data / FILE if keep else MEMORY)
     store.notice = ""
     if notice and resume:  # there is nothing to resume
         store.close()

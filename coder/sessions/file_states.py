@@ -10,7 +10,8 @@ import sys
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 MAX_FILE = 2_000_000  # bytes of a file that is kept
 # Files get the time of a clock which the kernel keeps some milliseconds behind the usual one
@@ -90,7 +91,7 @@ def born_at(path: str) -> int:
         return int(seconds_of_birth * 1e9)
     import ctypes  # late: what lists conversations does not need it
 
-    statx = getattr(ctypes.CDLL(None), "statx", None)
+    statx = _statx()
     answer = ctypes.create_string_buffer(STATX_SIZE)
     if statx:
         statx(STATX_FOLDER, os.fsencode(path), STATX_NOFOLLOW, STATX_BIRTH, answer)
@@ -100,6 +101,14 @@ def born_at(path: str) -> int:
     seconds: int
     seconds, nanoseconds = STATX_TIME.unpack_from(answer, STATX_BORN_AT)
     return seconds * 1_000_000_000 + int(nanoseconds)
+
+
+@cache  # a step may make thousands of files
+def _statx() -> Any:
+    """The function of the C library; None if it has none."""
+    import ctypes
+
+    return getattr(ctypes.CDLL(None), "statx", None)
 
 
 def info_at(root: str, path: str) -> os.stat_result | None:

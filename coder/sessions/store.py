@@ -39,6 +39,7 @@ from coder.sessions.schema import (
 from coder.sessions.session_lock import SessionLock
 from coder.types import Message, ToolResult, Usage
 
+FILE = "sessions.db"  # in the folder of the program's data
 MAX_HITS = 1000  # messages that a search looks at, the newest
 MAX_FOUND = 50  # sessions
 MAX_ENDING = 50  # messages at the end in which the newest question is looked for

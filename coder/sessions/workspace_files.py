@@ -182,7 +182,7 @@ class WorkspaceFiles:
         """Read a file now that a tool is about to write, however far the first look has come."""
         known = self.known
         with known.lock:
-            if not self.known.is_surveyed:
+            if not known.is_surveyed:
                 if path not in known.polled:
                     self._renew(path)
                     known.polled.add(path)
