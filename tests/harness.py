@@ -13,7 +13,7 @@ from typing import Any
 
 from coder import Agent
 from coder.abort import Abort
-from coder.ai import ChatModel
+from coder.ai import ChatModel, Model
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import Event
 from coder.loop import run_loop
@@ -48,11 +48,23 @@ def ask(
 ) -> tuple[list[Event], RunResult]:
     """One run against a scripted server."""
     chat = ChatModel("m", base_url=server.url, **(model or {}))
+    return ask_model(chat, prompt, tools, messages, each, **options)
+
+
+def ask_model(
+    model: Model,
+    prompt: str = "go",
+    tools: Any = (),
+    messages: list[dict[str, Any]] | None = None,
+    each: Callable[[Event], None] | None = None,
+    **options: Any,
+) -> tuple[list[Event], RunResult]:
+    """One run of a model."""
     options = {"retry": FAST, "limits": Limits(), "abort": Abort()} | options
     return drive(
         run_loop(
             [] if messages is None else messages,
-            chat,
+            model,
             tools,
             prompt=prompt,
             **options,

@@ -38,7 +38,7 @@ from coder.providers.errors import RetryPolicy
 from coder.tools.bash import bash
 from coder.toolset import Toolset, tool
 from coder.types import Message
-from tests.harness import FAST, all_of, ask, assert_valid, drive, serve, types
+from tests.harness import FAST, all_of, ask, ask_model, assert_valid, drive, serve, types
 from tests.terminal import (
     PATIENCE,
     PROMPT,
@@ -714,15 +714,7 @@ def test_an_abort_while_the_connection_is_made() -> None:
             one.connect_ex(server.getsockname())
         model = ChatModel("m", base_url=f"http://127.0.0.1:{server.getsockname()[1]}/v1")
         threading.Timer(0.3, abort.set).start()
-        events, result = drive(
-            run_loop(
-                [],
-                model,
-                prompt="go",
-                abort=abort,
-                retry=FAST,
-            )
-        )
+        events, result = ask_model(model, abort=abort)
     assert result.stop_reason == "aborted", "it was given up"
     assert "retry" not in types(events), "it was given up"
 

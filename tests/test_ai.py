@@ -16,7 +16,7 @@ from coder.history import user
 from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, classify
 from coder.types import Request, RunResult
-from tests.harness import FAST, ask, drive, serve
+from tests.harness import FAST, ask, ask_model, drive, serve
 from tests.terminal import promptly, until
 
 
@@ -79,7 +79,7 @@ def test_a_query_and_a_header_for_the_key_go_out(monkeypatch: pytest.MonkeyPatch
         url = f"{server.url}?api-version=2024-10-21"
         profile = {"key_header": "api-key"}
         chat = ChatModel("m", base_url=url, api_key="mine", profile=profile)
-        drive(run_loop([], chat, prompt="go", retry=FAST))
+        ask_model(chat)
         assert server.paths == ["/v1/chat/completions?api-version=2024-10-21"]
         [head] = server.heads
         assert head["api-key"] == "mine"

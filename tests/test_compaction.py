@@ -481,6 +481,8 @@ def outputs(*given: tuple[str, dict[str, Any], str, bool]) -> list[Message]:
 
 
 LONG_LINES = "".join(f"{number}\tline {number} of the file\n" for number in range(1, 200)).rstrip()
+# Two long outputs of commands, which are kept: what is older may be pruned
+NEWER = [("bash", {"command": f"seq {number}"}, LONG_LINES, False) for number in range(2)]
 NOTES: list[tuple[str, dict[str, Any], str, str]] = [  # tool, arguments, output, its note
     (
         "read",
@@ -535,31 +537,13 @@ NOTES: list[tuple[str, dict[str, Any], str, str]] = [  # tool, arguments, output
 def test_a_note_tells_the_truth_about_an_output(
     name: str, arguments: dict[str, Any], text: str, note: str
 ) -> None:
-    newer = [
-        (
-            "bash",
-            {"command": f"seq {number}"},
-            LONG_LINES,
-            False,
-        )
-        for number in range(2)
-    ]
-    messages = outputs((name, arguments, text, "exit code" in text), *newer)
+    messages = outputs((name, arguments, text, "exit code" in text), *NEWER)
     assert prune(messages, 128_000, keep=0)[2]["content"] == note
 
 
 def test_what_stands_after_the_lines_of_a_file_does_not_hide_how_many_they_are() -> None:
     part = f"{LONG_LINES}\n\n(lines 1-199 of 875; use offset=200 to go on)\n\n[src/AGENTS.md: ...]"
-    newer = [
-        (
-            "bash",
-            {"command": f"seq {number}"},
-            LONG_LINES,
-            False,
-        )
-        for number in range(2)
-    ]
-    messages = outputs(("read", {"path": "src/a.py"}, part, False), *newer)
+    messages = outputs(("read", {"path": "src/a.py"}, part, False), *NEWER)
     assert "src/a.py, lines 1-199 of 875." in prune(messages, 128_000, keep=0)[2]["content"]
 
 

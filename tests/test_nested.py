@@ -296,6 +296,18 @@ def test_the_output_of_an_async_tool_comes_while_it_works() -> None:
     assert agent.run("go").text == "done"
 
 
+def run_until_aborted(agent: Agent, has_begun: threading.Event) -> None:
+    """Run the agent, and abort the run once its tool has begun."""
+
+    def stop() -> None:
+        has_begun.wait(PATIENCE)
+        agent.abort()
+
+    threading.Thread(target=stop).start()
+    with promptly():
+        assert agent.run("go").stop_reason == "aborted"
+
+
 def test_an_abort_cancels_an_async_tool() -> None:
     has_begun = threading.Event()
     has_cleaned_up = threading.Event()
@@ -315,13 +327,7 @@ def test_an_abort_cancels_an_async_tool() -> None:
         tools=[wait],
     )
 
-    def stop() -> None:
-        has_begun.wait(PATIENCE)
-        agent.abort()
-
-    threading.Thread(target=stop).start()
-    with promptly():
-        assert agent.run("go").stop_reason == "aborted"
+    run_until_aborted(agent, has_begun)
     assert has_cleaned_up.wait(PATIENCE)
     assert contents(agent.messages, "tool") == ["[aborted by the user]"]
 
@@ -342,13 +348,7 @@ def test_an_async_tool_that_ignores_the_abort_is_left_alone() -> None:
         tools=[block],
     )
 
-    def stop() -> None:
-        has_begun.wait(PATIENCE)
-        agent.abort()
-
-    threading.Thread(target=stop).start()
-    with promptly():
-        assert agent.run("go").stop_reason == "aborted"
+    run_until_aborted(agent, has_begun)
     may_end.set()
 
 

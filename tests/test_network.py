@@ -30,7 +30,7 @@ from coder.loop import run_loop
 from coder.providers.errors import RetryPolicy, explain
 from coder.providers.https import proxy_of, tls_context
 from coder.types import Limits, RunResult
-from tests.harness import FAST, drive, serve, types
+from tests.harness import FAST, ask_model, drive, serve, types
 from tests.terminal import promptly
 
 ONCE = RetryPolicy(max_delay=-1.0)
@@ -373,17 +373,7 @@ def test_openai_gets_what_it_knows_and_a_proxy_no_key_of_ours(
     ):
         monkeypatch.setenv("HTTPS_PROXY", address)
         model = ChatModel("m", headers={"x-team": "ours"})
-        assert (
-            drive(
-                run_loop(
-                    [],
-                    model,
-                    prompt="go",
-                    retry=FAST,
-                )
-            )[1].text
-            == "well"
-        )
+        assert ask_model(model)[1].text == "well"
         [head] = server.heads
         assert server.paths == ["/v1/chat/completions"]
         assert head["host"] == "api.openai.com"
@@ -498,15 +488,7 @@ def test_an_abort_ends_any_handshake(monkeypatch: pytest.MonkeyPatch, through_pr
         abort = Abort()
         threading.Timer(0.3, abort.set).start()
         model = ChatModel("m", base_url=THERE if through_proxy else f"https://{place}/v1")
-        events, result = drive(
-            run_loop(
-                [],
-                model,
-                prompt="go",
-                abort=abort,
-                retry=FAST,
-            )
-        )
+        events, result = ask_model(model, abort=abort)
     assert result.stop_reason == "aborted", "it was given up"
     assert "retry" not in types(events), "it was given up"
 
@@ -768,17 +750,7 @@ def test_a_connection_is_kept_for_5_s_or_for_as_long_as_the_server_says(
         model = ChatModel("m", base_url=server.url)
         for wait in (0, pause):
             threading.Event().wait(wait)
-            assert (
-                drive(
-                    run_loop(
-                        [],
-                        model,
-                        prompt="go",
-                        retry=FAST,
-                    )
-                )[1].text
-                == "well"
-            )
+            assert ask_model(model)[1].text == "well"
         assert server.connections == connections
 
 
@@ -786,7 +758,7 @@ def test_a_connection_is_probed_while_nothing_comes() -> None:
     """So that a NAT does not forget it, and one that is gone is noticed."""
     with serve(Reply("well")) as server:
         model = ChatModel("m", base_url=server.url)
-        drive(run_loop([], model, prompt="go", retry=FAST))
+        ask_model(model)
         [kept] = [each for each in gc.get_objects() if is_connected(each, server.port)]
         assert kept.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if sys.platform == "linux":
@@ -886,17 +858,7 @@ def test_a_request_that_a_server_had_for_a_while_is_not_sent_again_unseen(
     with listening(hanging_up(answer, seconds)) as port:
         for _ in range(3):  # a busy machine may stand still for a second
             model = ChatModel("m", base_url=f"http://127.0.0.1:{port}/v1")
-            runs = [
-                drive(
-                    run_loop(
-                        [],
-                        model,
-                        prompt="go",
-                        retry=FAST,
-                    )
-                )
-                for _ in range(2)
-            ]
+            runs = [ask_model(model) for _ in range(2)]
             assert [result.text for _, result in runs] == ["well", "well"]
             counted.append([types(events).count("retry") for events, _ in runs])
             if counted[-1] == [0, retries]:

@@ -35,7 +35,7 @@ from coder.tools.files import ls, write
 from coder.tools.files import read as read_tool
 from coder.toolset import ToolContext, Toolset, tool
 from coder.types import Limits, ModelError, Request, ToolResult
-from tests.harness import FAST, drive, serve, types
+from tests.harness import FAST, ask_model, drive, serve, types
 from tests.terminal import OneShot, promptly, until
 
 DELTAS = ("text_delta", "reasoning_delta", "tool_call_delta")
@@ -169,17 +169,7 @@ def test_a_tap_of_ones_own_sees_the_bytes_of_both_ways() -> None:
 
     with serve(Reply("x", status=500), Reply("hello")) as server:
         model = ChatModel("m", base_url=server.url, tap=tap)
-        assert (
-            drive(
-                run_loop(
-                    [],
-                    model,
-                    prompt="go",
-                    retry=FAST,
-                )
-            )[1].text
-            == "hello"
-        )
+        assert ask_model(model)[1].text == "hello"
     asked, failure, again, response, *chunks, end = seen
     assert asked == "go"
     assert again == "go"
