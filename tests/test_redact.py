@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 from coder.ai import ChatModel
@@ -15,6 +16,7 @@ from coder.permissions.redact import HIDDEN, Redaction, Redactor, redact_logs, r
 from coder.toolset import ToolContext, Toolset, tool
 from coder.types import Message
 from tests.harness import drive, run_loop, serve
+from tests.terminal import OneShot, add_plugin
 
 KEY = "sk-abcabc-0123456789/abcdefghij+KLMNOP"
 
@@ -138,3 +140,23 @@ def test_logs_hold_no_key_and_no_line_of_them_hurts_anybody() -> None:
     assert said.count(HIDDEN) == 7
     assert f"ValueError: no: {HIDDEN}\n" in said
     assert "Traceback" in said
+
+
+def test_what_a_plugin_logs_when_it_is_loaded_holds_no_key(tmp_path: Path) -> None:
+    """Nothing has imported `logging` before."""
+    assert_unloaded = "import sys\nassert 'logging' not in sys.modules, 'loaded'\n"
+    add_plugin(
+        tmp_path,
+        "loud.py",
+        f"{assert_unloaded}import logging\nlogging.warning('the key is %s', {KEY!r})\n"
+        "def setup(api): logging.getLogger('loud').error('now %s', 'x\x1b[2J')\n",
+    )
+    with (
+        serve(Reply("done")) as server,
+        OneShot(tmp_path, server, "go", OPENAI_API_KEY=KEY) as run,
+    ):
+        assert run.end() == 0
+        assert "skipped" not in run.err
+        assert f"the key is {HIDDEN}" in run.err
+        assert "now x" in run.err
+        assert "\x1b" not in run.err

@@ -6,6 +6,7 @@ A run is a real one against the scripted server; what counts is what is on the d
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -607,3 +609,18 @@ def test_a_change_that_was_allowed_outside_stays_and_is_reported(repository: Pat
     assert not runs.notices
     assert "put back" in runs("git config core.pager evil")
     assert shell(repository, "git config core.pager") == "less"
+
+
+@landlock
+def test_threads_of_a_sandbox_that_nobody_holds_end(tmp_path: Path) -> None:
+    def count() -> int:
+        return [thread.name for thread in threading.enumerate()].count("jobs")
+
+    before = count()  # of other tests
+    runs = Runs(tmp_path)
+    assert runs("echo done") == "done"
+    assert count() >= 3
+    runs.sandbox.since()
+    del runs
+    gc.collect()
+    until(lambda: count() <= before)

@@ -7,9 +7,9 @@ them.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from coder.permissions.job_thread import JobThread
 from coder.permissions.landlock import (
     ALLOW_CALL,
     ARCH,
@@ -57,9 +57,9 @@ FLAGS_OF_A_FILE = (0x40086602, 0x401C5820)  # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR
 UNIX = 1  # the family of a socket
 
 
-def make_reader(scratch: Path) -> ThreadPoolExecutor | None:
+def make_reader(scratch: Path) -> JobThread | None:
     """Make a thread whose children can change this folder alone; None if the kernel cannot."""
-    thread = ThreadPoolExecutor(1)
+    thread = JobThread()
     writable = [scratch, Path("/dev/null"), Path("/dev/zero"), Path("/dev/full")]
     try:
         scratch.mkdir(mode=0o700, exist_ok=True)

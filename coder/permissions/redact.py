@@ -13,9 +13,10 @@ what it reads from the server. docs/security.md says what this does not prevent.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
-import logging
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -114,9 +115,39 @@ class Redaction(Hooks):
 def redact_logs(redactor: Redactor) -> None:
     """Redact what all of Python's loggers write from now on, and strip terminal escapes from it.
 
-    Libraries log what they send and receive (OPENAI_LOG=debug). An exception becomes text here,
-    since whoever formats it later would write it as it is.
+    Libraries log what they send and receive (OPENAI_LOG=debug).
     """
+    if "logging" in sys.modules:
+        _redact_records(redactor)
+    else:
+        sys.meta_path.insert(0, _LoggingFinder(redactor))
+
+
+class _LoggingFinder:
+    """Redacts logs as soon as somebody imports `logging`: a start without it saves 7 ms."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self.redactor = redactor
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        if name != "logging":
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module: object) -> None:
+            execute(module)
+            _redact_records(self.redactor)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _redact_records(redactor: Redactor) -> None:
+    """An exception becomes text here, since whoever formats it later would write it as it is."""
+    import logging  # late: see _LoggingFinder
+
     make = logging.getLogRecordFactory()
 
     def make_redacted(*args: Any, **kwargs: Any) -> logging.LogRecord:

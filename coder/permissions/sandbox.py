@@ -19,7 +19,6 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 from coder.events import Event, Notice
 from coder.hooks import Hooks
 from coder.permissions.git_guard import Changes, GitGuard, describe
+from coder.permissions.job_thread import Job, JobThread
 from coder.permissions.landlock import limit_signals, restrict
 from coder.tools import processes
 from coder.tools.bash import DEFAULT_TIMEOUT, run_command
@@ -94,9 +94,9 @@ class Sandbox(Hooks):
         self.notices: list[str] = []
         self._unreported_notices: list[str] = []
         # Threads that start children: in the sandbox, and outside. `signaller` starts the former
-        self.confined = ThreadPoolExecutor(1)
-        self.worker = ThreadPoolExecutor(1)
-        self.signaller = ThreadPoolExecutor(1)
+        self.confined = JobThread()
+        self.worker = JobThread()
+        self.signaller = JobThread()
         self._end_all: Callable[[], object] | None = None  # once there was a command
         self._is_limited = False  # whether the kernel took the limit of signals
         self._is_scoped = False  # whether that was seen to work
@@ -246,7 +246,7 @@ class Sandbox(Hooks):
             ctx.confine = CallConfinement(self, is_search, reader)
 
     @cached_property
-    def reader(self) -> ThreadPoolExecutor | None:
+    def reader(self) -> JobThread | None:
         """A thread whose children can change nothing; None if the kernel cannot do that."""
         from coder.permissions.no_changes import make_reader  # late: only a plan needs it
 
@@ -273,9 +273,7 @@ class CallConfinement:
     `reader`: the sandbox's thread of this name, which may change nothing; then `read_only` is true.
     """
 
-    def __init__(
-        self, sandbox: Sandbox, is_search: bool, reader: ThreadPoolExecutor | None = None
-    ) -> None:
+    def __init__(self, sandbox: Sandbox, is_search: bool, reader: JobThread | None = None) -> None:
         self.sandbox = sandbox
         self.is_search = is_search
         self.outside = False
@@ -320,7 +318,7 @@ class CallConfinement:
             self.put_back = sandbox.confined.submit(sandbox.guard.end).result()
             sandbox.report(CHANGED, self.put_back)
 
-    def _discard(self, started: Future[Process]) -> None:
+    def _discard(self, started: Job[Process]) -> None:
         """End a child that an interrupt kept from its owner."""
         if started.exception():
             return
