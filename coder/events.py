@@ -81,6 +81,8 @@ def _json_of(value: Any) -> Any:
 
 
 class RunStart(BaseEvent):
+    """The first event of a run."""
+
     type: ClassVar[Literal["run_start"]] = "run_start"
 
 
@@ -96,11 +98,15 @@ class RunEnd(BaseEvent):
 
 
 class StepStart(BaseEvent):
+    """A step begins: one request, and the tools that its answer calls. The first is 1."""
+
     type: ClassVar[Literal["step_start"]] = "step_start"
     step: int
 
 
 class StepEnd(BaseEvent):
+    """`message` is the answer, `tool_results` are the results of its calls."""
+
     type: ClassVar[Literal["step_end"]] = "step_end"
     message: Message
     tool_results: list[Message]
@@ -149,21 +155,29 @@ class Compacted(BaseEvent):
 
 
 class MessageStart(BaseEvent):
+    """A message of any role begins; that of the model is empty until its text arrives."""
+
     type: ClassVar[Literal["message_start"]] = "message_start"
     message: Message
 
 
 class MessageEnd(BaseEvent):
+    """A message is whole, and belongs to the conversation."""
+
     type: ClassVar[Literal["message_end"]] = "message_end"
     message: Message
 
 
 class TextDelta(BaseEvent):
+    """A piece of the answer's text, as it arrives."""
+
     type: ClassVar[Literal["text_delta"]] = "text_delta"
     text: str
 
 
 class ReasoningDelta(BaseEvent):
+    """A piece of the model's reasoning, as it arrives."""
+
     type: ClassVar[Literal["reasoning_delta"]] = "reasoning_delta"
     text: str
 
@@ -194,6 +208,8 @@ class ToolStart(BaseEvent):
 
 
 class ToolUpdate(BaseEvent):
+    """A piece of a tool's output while it runs; `id` is that of the call."""
+
     type: ClassVar[Literal["tool_update"]] = "tool_update"
     id: str
     text: str

@@ -88,7 +88,7 @@ class Keywords(TypedDict, total=False):
     trace: Trace | None
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Options:
     """The keywords, checked, with their defaults: paths are real, settings and rules are read."""
 

@@ -44,7 +44,7 @@ class End:
     continuable: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class OpenCall:
     """A tool call of the newest answer whose result is not in the list yet."""
 
@@ -81,7 +81,7 @@ class OpenCall:
         )
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """The state of one run."""
 

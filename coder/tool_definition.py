@@ -73,7 +73,7 @@ class SubAgent(Protocol):
     ) -> Events[RunResult[V]]: ...
 
 
-@dataclass
+@dataclass(eq=False)
 class ToolContext:
     """What a tool gets for one call."""
 

@@ -69,7 +69,7 @@ class Functions(TypedDict, total=False):
     on_compacted: Callable[[events.Compacted], object] | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class AgentState:
     """What an agent is (the first five), and what it does. `messages` is the loop's own list."""
 

@@ -44,7 +44,7 @@ class Command:
     help: str = ""
 
 
-@dataclass
+@dataclass(eq=False)
 class PluginApi:
     """What a plugin's `setup` gets, and what it has registered, in order.
 

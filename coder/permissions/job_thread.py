@@ -76,6 +76,6 @@ class JobThread:
 
 
 def _run_jobs(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
-    while run := jobs.get():
+    for run in iter(jobs.get, None):
         run()
         del run  # while the thread waits, what the job holds can be collected

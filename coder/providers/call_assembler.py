@@ -17,7 +17,7 @@ from coder.types import Message, ToolCall
 MEMBERS = {"index", "id", "type", "function"}  # of a piece of a call; others go back to the server
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Call:
     """A tool call while it arrives. `index` is a key and no position."""
 

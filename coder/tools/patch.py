@@ -189,7 +189,7 @@ def _find(
 # ---- what is done to the files --------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class Change:
     """What a section does: `data` replaces `old` at `target`, and the file `gone` goes."""
 
