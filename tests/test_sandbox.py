@@ -131,7 +131,7 @@ cat ../file => kept
 ulimit -n 100 && ulimit -n => 100
 prlimit --cpu=100 prlimit --cpu --output=SOFT --noheadings | tr -d ' ' => 100
 prlimit --pid $$ --cpu --output=RESOURCE --noheadings => CPU
-nice -n 5 nice => 5
+nice -n 19 nice => 19
 chrt -i 0 chrt -p 0 | head -n 1 | sed 's/.*: //' => SCHED_IDLE
 taskset -c 0 nproc => 1
 ionice -c 3 ionice => idle
