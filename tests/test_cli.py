@@ -265,6 +265,14 @@ ENDINGS: dict[str, tuple[int, int, Any, list[str], str, str]] = {
         "Error: not found: no m at http",
     ),
     "a web page": (1, 1, [WEB_PAGE], [], "", "Error: "),
+    "no text": (
+        3,
+        2,
+        [Reply("")],
+        [],
+        "",
+        "The model answered nothing.",
+    ),
     "429": (
         75,
         5,

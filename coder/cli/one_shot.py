@@ -104,19 +104,20 @@ def make_progress(
         return show_nothing
     from coder.cli.render import Renderer  # late: with -q there is nothing to show
 
-    answers = None
+    answer_screen = None
     if arguments.output_format == "text" and sys.stdout.isatty():
-        answers = screen if screen.stream is sys.stdout else Screen(sys.stdout)
-        answers.markdown = session.settings.markdown
+        answer_screen = screen if screen.stream is sys.stdout else Screen(sys.stdout)
+        answer_screen.markdown = session.settings.markdown
     render = Renderer(
         screen,
-        answers,
+        answer_screen,
         verbose=arguments.verbose,
         limits=(session.model.first_byte_timeout, session.model.idle_timeout),
     )
     ask: Show = show_nothing
     if arguments.can_ask:
-        ask = prompter = make_prompter(render, interrupts)
+        prompter = make_prompter(render, interrupts)
+        ask = prompter
         if arguments.step:
             prompter.step(session)
     return Progress(session, screen, render, ask, interrupts)
@@ -162,7 +163,7 @@ class Progress:
         self.interrupts = interrupts
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, MessageEnd) and self.render.answers is None:
+        if isinstance(event, MessageEnd) and self.render.answer_screen is None:
             self._show_remark(event.message)
         if isinstance(event, RunEnd):
             advise(self.session, event.error)
@@ -207,7 +208,7 @@ class Printer:
                 del fields["type"]
                 fields["session_id"] = self.session_id
                 fields["messages"] = self.session.messages
-        # On a terminal with nothing in it that drives one
+        # In ASCII on a terminal, which no character of it can drive then
         print_line(json.dumps(fields, ensure_ascii=sys.stdout.isatty(), default=repr))
 
     def _facts(self) -> dict[str, str | None]:
@@ -227,11 +228,11 @@ def finish(arguments: argparse.Namespace, result: RunResult) -> int:
     """Print the answer if it was not shown, and with -q why there is none; returns the exit
     code.
     """
+    if result.stop_reason == "stop" and is_without_answer(result):
+        sys.stderr.write("The model answered nothing.\n")  # not the text, which is the program's
+        return process.LIMIT
     if arguments.output_format == "text" and result.stop_reason != "aborted":
         print_answer(result, arguments.quiet)
-    if result.stop_reason == "stop" and is_without_answer(result):
-        sys.stderr.write("The model answered nothing.\n")
-        return process.LIMIT
     return exit_code_of(result)
 
 
@@ -248,7 +249,7 @@ def print_answer(result: RunResult, is_quiet: bool) -> None:
     """Print what progress has not shown: the answer, and in place of progress why there is none."""
     ended_well = result.stop_reason == "stop"
     to_terminal = sys.stdout.isatty()
-    # The text of a run that did not end well may be the program's
+    # If the run did not end well, its text may be the program's, not the model's
     answer = result.text if ended_well else answer_so_far(result.messages)
     is_shown = to_terminal and not is_quiet  # then the Renderer has (make_progress)
     if answer and not is_shown:

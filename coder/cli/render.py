@@ -54,7 +54,7 @@ class Draft:
 
 
 class Renderer:
-    """Show the events of runs on `screen`, and the answers on `answers`, if there is one.
+    """Show the events of runs on `screen`, and the answers on `answer_screen`, if there is one.
 
     `limits`: seconds without data until a request is given up, at its start and later on.
     `notify_after`: seconds of a run from which its questions and its end ring the bell.
@@ -64,7 +64,7 @@ class Renderer:
     def __init__(
         self,
         screen: Screen,
-        answers: Screen | None,
+        answer_screen: Screen | None,
         *,
         verbose: bool = False,
         limits: tuple[float, float] = (math.inf, math.inf),
@@ -72,7 +72,7 @@ class Renderer:
         notify_after: float = math.inf,
     ) -> None:
         self.screen = screen
-        self.answers = answers
+        self.answer_screen = answer_screen
         self.verbose = verbose
         self.show_reasoning = verbose
         self._first_limit, self._idle_limit = limits
@@ -93,8 +93,8 @@ class Renderer:
             self._leave_out_waiting(self._asked_at)
         if isinstance(event, Nested) and event.session_id:
             self._show(event.event, self._subagent(event))
-        elif isinstance(event, events.TextDelta) and self.answers:
-            self._stream("text", event.text, self.answers)
+        elif isinstance(event, events.TextDelta) and self.answer_screen:
+            self._stream("text", event.text, self.answer_screen)
         elif isinstance(event, events.ReasoningDelta) and self.show_reasoning:
             self._stream("reasoning", event.text, self.screen, "dim")
         else:
@@ -205,8 +205,8 @@ class Renderer:
         """End the status and the unfinished row."""
         self.screen.status()
         self.screen.finish_line()
-        if self.answers:
-            self.answers.finish_line()
+        if self.answer_screen:
+            self.answer_screen.finish_line()
         self._delta_kind = ""
         self._draft = Draft()
 
@@ -309,9 +309,10 @@ class Renderer:
     def _join(self, title: str, event: events.ToolEnd) -> None:
         """Show a call whose result is counted, in the row of the calls before it if it fits."""
         draft = self._draft
+        # As if it shared the row: without the tool's name, which is there already
         titles = f"{draft.titles}, {title.removeprefix(f'{draft.tool} ')}"
         columns = cell_count(f"● {titles} · {draft.lines} lines")
-        if draft.tool != event.name or columns >= self.screen.width:
+        if draft.tool != event.name or columns >= self.screen.width:  # a row of its own
             self.pause()
             draft = Draft()
             titles = title
