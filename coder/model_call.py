@@ -195,7 +195,7 @@ def accept(run: Run, answer: Completion) -> Events[None]:
 
     # From here on, whatever stops the run, its calls get results
     recognize_calls(run, answer)
-    run.open_calls = [OpenCall(call, run.context(call)) for call in answer.calls]
+    run.open_calls = [OpenCall(call, run.tool_context(call)) for call in answer.calls]
     if answer.text or answer.calls:
         keep_usage(answer.message, answer.usage, len(run.messages))
         run.messages.append(answer.message)

@@ -84,7 +84,7 @@ class Repetitions:
             self._in_a_row = 0
         self._in_a_row += 1
         self.stale += 1
-        if result.is_news and outcome not in self._seen:
+        if result.can_be_new and outcome not in self._seen:
             self._forget_stale()
         self._seen.add(outcome)
         if self.stale >= STALE_CALLS and not self._has_note:

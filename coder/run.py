@@ -52,8 +52,8 @@ class OpenCall:
     ctx: ToolContext
     is_announced: bool = False  # its ToolStart is out: a ToolEnd has to follow
     result: ToolResult | None = None  # set with its ToolEnd; for a call not announced, by settle
-    # The newest updates of its tool
-    output: deque[str] = field(default_factory=lambda: deque(maxlen=100))
+    # The newest texts of its ToolUpdates: its output, if it is aborted
+    updates: deque[str] = field(default_factory=lambda: deque(maxlen=100))
 
     # Seconds. The tool's own are without those of hooks and of the user's replies
     tool_began: float | None = None  # by the monotonic clock; None: the tool is not running
@@ -122,7 +122,7 @@ class Run:
         self.history = History(self.messages)
         self.repetitions = Repetitions(self.limits.doom_loop_threshold)
 
-    def context(self, call: ToolCall) -> ToolContext:
+    def tool_context(self, call: ToolCall) -> ToolContext:
         """What the tool of a call gets."""
         return ToolContext(
             cwd=self.offered.cwd,
@@ -159,10 +159,9 @@ class Run:
     def add_pending(self) -> Events[None]:
         while self.pending:
             message = self.pending[0]
+            # First the append: an interrupt between the two doubles the message, and loses none
             self.messages.append(message)
-            self.pending.pop(
-                0
-            )  # after the append: an interrupt between them doubles it, loses none
+            self.pending.pop(0)
             yield from _report(message)
 
     def add_result(self, opened: OpenCall) -> Events[None]:
@@ -209,7 +208,7 @@ class Run:
     def abort_result(self, opened: OpenCall) -> ToolResult:
         """The result of a tool that was aborted: its output so far, and why."""
         text = f"[{self.abort_reason}]"
-        output = "".join(opened.output)
+        output = "".join(opened.updates)
         if output:
             text = f"{output}\n{text}"
         max_chars = self.limits.max_output - NOTE_SIZE  # so that it is not truncated once more

@@ -34,29 +34,30 @@ MEMBER_MARKS = (Required, NotRequired)  # of a TypedDict
 
 
 class Kind:
-    """What a hint means: a JSON schema, and how a value of it is made."""
+    """What a hint means: a JSON schema, and the Python values that its JSON values become."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
 
     def take(self, value: Any, where: str) -> Any:
         """The Python value of a JSON value. Raises ToolError if it does not fit."""
-        return self._make(fit(value, self.schema, where), where)
+        return self._convert(fit(value, self.schema, where), where)
 
-    def _make(self, value: Any, where: str) -> Any:
+    def _convert(self, value: Any, where: str) -> Any:
+        """The Python value of a JSON value that fits the schema."""
         return value
 
 
 class Made(Kind):
     """A value that a function makes of the JSON value: a date, a member of an Enum, a model."""
 
-    def __init__(self, schema: Schema, make: Callable[[Any], Any]) -> None:
+    def __init__(self, schema: Schema, factory: Callable[[Any], Any]) -> None:
         super().__init__(schema)
-        self.make = make
+        self.factory = factory
 
-    def _make(self, value: Any, where: str) -> Any:
+    def _convert(self, value: Any, where: str) -> Any:
         try:
-            return self.make(value)
+            return self.factory(value)
         except Exception as error:  # the class is the user's
             raise ToolError(f"{where}: {explain(error)}") from None
 
@@ -64,14 +65,14 @@ class Made(Kind):
 class Items(Kind):
     """A list, or a tuple of any length."""
 
-    def __init__(self, item: Kind, make: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, item: Kind, factory: Callable[[list[Any]], Any]) -> None:
         super().__init__({"type": "array", "items": item.schema})
         self.item = item
-        self.make = make
+        self.factory = factory
 
-    def _make(self, value: list[Any], where: str) -> Any:
+    def _convert(self, value: list[Any], where: str) -> Any:
         taken = [self.item.take(item, f"{where}[{index}]") for index, item in enumerate(value)]
-        return self.make(taken)
+        return self.factory(taken)
 
 
 class Places(Kind):
@@ -84,7 +85,7 @@ class Places(Kind):
         super().__init__({"type": "array", "items": item} | bounds)
         self.places = places
 
-    def _make(self, value: list[Any], where: str) -> tuple[Any, ...]:
+    def _convert(self, value: list[Any], where: str) -> tuple[Any, ...]:
         if len(value) != len(self.places):
             raise ToolError(f"{where} has to have {len(self.places)} items, not {len(value)}")
         pairs = enumerate(zip(self.places, value))
@@ -98,7 +99,7 @@ class Table(Kind):
         super().__init__({"type": "object", "additionalProperties": item.schema})
         self.item = item
 
-    def _make(self, value: dict[str, Any], where: str) -> dict[str, Any]:
+    def _convert(self, value: dict[str, Any], where: str) -> dict[str, Any]:
         return {name: self.item.take(item, f"{where}.{name}") for name, item in value.items()}
 
 
@@ -126,17 +127,17 @@ class Choice(Kind):
 class Fields(Kind):
     """A dataclass or a TypedDict: an object with a kind for each member."""
 
-    def __init__(self, members: Mapping[str, Kind], schema: Schema, make: Any) -> None:
+    def __init__(self, members: Mapping[str, Kind], schema: Schema, factory: Any) -> None:
         super().__init__(schema)
         self.members = members
-        self.make = make
+        self.factory = factory
 
-    def _make(self, value: dict[str, Any], where: str) -> Any:
+    def _convert(self, value: dict[str, Any], where: str) -> Any:
         taken = {}
         for name, member in value.items():
             taken[name] = self.members[name].take(member, f"{where}.{name}")
         try:
-            return self.make(**taken)
+            return self.factory(**taken)
         except Exception as error:  # of a __post_init__
             raise ToolError(f"{where}: {explain(error)}") from None
 

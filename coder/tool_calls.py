@@ -100,7 +100,7 @@ def announce_call(run: Run, opened: OpenCall) -> Events[ToolResult | None]:
         arguments = copied(call.arguments)  # a consumer of the event may change them
     except ToolError as error:
         failure = as_failure(error)
-        failure.is_news = False
+        failure.can_be_new = False
     opened.is_announced = True
     yield events.ToolStart(
         id=call.id,
@@ -191,7 +191,7 @@ def pass_on(run: Run, opened: OpenCall, event: Event) -> Events[None]:
     if isinstance(event, events.Nested) and isinstance(event.event, events.RunEnd):
         run.usage += event.event.usage
     if isinstance(event, events.ToolUpdate):
-        opened.output.append(event.text)
+        opened.updates.append(event.text)
     passed_at = time.monotonic()
     yield event
     if is_question(event):  # the consumer has replied meanwhile

@@ -175,7 +175,7 @@ class Toolset:
         called = self.known.get(call.name)
         if called is None:
             text = f"Error: {self._describe_unknown(call.name)}"
-            return ToolResult(text, is_error=True, is_news=False)
+            return ToolResult(text, is_error=True, can_be_new=False)
         try:
             call.arguments = self.fit_arguments(call)  # again: hooks may have changed them
             value = yield from _call(called, call.arguments, ctx)

@@ -99,14 +99,14 @@ class ToolCall:
 class ToolResult:
     """Text or content blocks for the model, `details` for user interfaces and programs only.
 
-    `is_news` is false for a call that could not be made, and for the model's own checklist: too
-    many results without news end the run.
+    `can_be_new`: false for a call that could not be made, and for the model's own checklist. Too
+    many results with nothing new end the run.
     """
 
     content: str | list[dict[str, Any]]
     is_error: bool = False
     details: dict[str, Any] = field(default_factory=dict)
-    is_news: bool = field(default=True, repr=False)
+    can_be_new: bool = field(default=True, repr=False)
     final: Final | None = field(default=None, repr=False)
 
 
@@ -121,10 +121,10 @@ class Final:
 class Request:
     """One model call as the loop asks for it. A before_llm_call hook may change any field.
 
-    `messages` are not repaired any more. `tools` are the API's tool schemas: a
-    tool that a hook takes out is not run, and a Tool or a function that it adds is. `reasoning`
-    "off" leaves it to the server. `session_id` names the conversation for the provider's cache.
-    `options` are further body fields (temperature, ...), in the API's names.
+    `messages` were repaired before; what the hook changes is sent as it is. `tools` are the API's
+    tool schemas: a tool that a hook takes out is not run, and a Tool or a function that it adds is.
+    `reasoning` "off" leaves it to the server. `session_id` names the conversation for the
+    provider's cache. `options` are further body fields (temperature, ...), in the API's names.
     """
 
     messages: list[Message]

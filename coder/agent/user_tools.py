@@ -57,7 +57,7 @@ def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
     checked = _check_items(items)
     lines = [f"{MARKS[item['status']]} {item['text']}" for item in checked]
     text = "\n".join(lines) or "The checklist is empty."
-    return ToolResult(text, details={"todo": checked}, is_news=False)
+    return ToolResult(text, details={"todo": checked}, can_be_new=False)
 
 
 def _no_title(arguments: dict[str, Any]) -> str:
