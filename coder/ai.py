@@ -25,8 +25,8 @@ Completion, whose message enters the conversation:
      "function": {"name": "add", "arguments": "{\"a\": 2, \"b\": 3}"}}]}
 
 Read `ChatModel.stream`, then `_ask_once`. The work is done in providers/, by one file for each
-step: request.py makes the body, endpoint.py sends it, sse.py reads these, assembler.py puts
-the pieces together. What differs between servers is in profiles.py.
+step: request.py makes the body, endpoint.py the head, connection.py sends both, sse.py reads the
+events, assembler.py puts the pieces together. What differs between servers is in profiles.py.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ class ChatModel:
                 )
             except ModelError as error:
                 if error.kind != "bad_request":
-                    self._rejected.update(dropped)  # no longer refused for a parameter: kept
+                    # Another error: without what was dropped the server took the request
+                    self._rejected.update(dropped)
                     raise
                 # Once more, if the server names a parameter that can be left out
                 parameter = profiles.droppable_param(error, json.loads(body), self.profile)
@@ -245,7 +246,8 @@ def endpoint_for(
 
 
 def raise_unless_whole(failure: ModelError, assembler: Assembler) -> None:
-    """Raise ModelError, unless the answer was whole before the connection broke or stayed open."""
+    """Raise ModelError, unless the answer was whole: some servers break the connection after it, or
+    leave it open without an end."""
     if failure.kind != "network" or not assembler.ended:
         raise failure
     if not assembler.is_whole:

@@ -55,7 +55,7 @@ def assemble(
     """The answer that the chunks make, and the deltas on the way."""
     assembler = Assembler(echoed)
     events = [event for each in chunks for event in assembler.feed(each)]
-    assembler.done = done
+    assembler.has_end_mark = done
     events += assembler.flush()
     return assembler.completion(), events
 
@@ -623,7 +623,7 @@ def test_heartbeats_behind_a_finish_reason_are_not_waited_for() -> None:
     waits = list[float]()
     response = SimpleNamespace(
         url="",
-        within=waits.append,
+        set_deadline=waits.append,
         pieces=lambda: iter(chunks),
     )
     assert len(list(read_answer(response, Assembler(), 30.0, None))) == 1

@@ -396,4 +396,4 @@ class _Player(Endpoint):
 
         headers = {"content-type": "text/event-stream"} | reply.headers
         facts = {"status_code": 200, "url": "script", "headers": headers, "is_framed": True}
-        yield SimpleNamespace(pieces=pieces, within=lambda seconds: None, **facts)
+        yield SimpleNamespace(pieces=pieces, set_deadline=lambda seconds: None, **facts)

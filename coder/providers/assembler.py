@@ -75,7 +75,7 @@ class Assembler:
         self.calls = ToolCallAssembler()
         self.usage: Usage | None = None
         self.finish_reason = ""
-        self.done = False  # the end mark came
+        self.has_end_mark = False
         self._has_call_list = False  # an entry of tool_calls came
         self._tag = ThinkTag()
 
@@ -205,14 +205,14 @@ class Assembler:
     @property
     def ended(self) -> bool:
         """A finish_reason or the end mark is enough: some servers send only one of them."""
-        return bool(self.finish_reason or self.done)
+        return bool(self.finish_reason or self.has_end_mark)
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing is missing, should no more come: some servers send arguments after a
         finish_reason."""
         was_cut = self.finish_reason.lower() in FINISH
-        if self.done or was_cut:
+        if self.has_end_mark or was_cut:
             return True
         return self.ended and not any(call.is_open() for call in self.calls.calls)
 
@@ -225,12 +225,16 @@ class Assembler:
         text = self._whole_text()
         if word == OVERFLOW and not text:
             raise ModelError("overflow", "the context is full")
+
+        # The calls, which a content filter takes away
         calls = self.calls.finished()
         finish = FINISH.get(word, "tool_calls" if calls else "stop")
         if finish == "content_filter":
             calls = []
         if not (text or calls or word):  # something did not arrive
             raise ModelError("empty", "the answer was empty", retryable=True)
+
+        # The thoughts, under the one name that goes back
         name = self._name_of_thoughts()
         pieces = self.thoughts.get(name, ())
         thoughts = mend("".join(pieces))
@@ -252,8 +256,8 @@ class Assembler:
             raise ModelError("server", problem, retryable=True)
 
     def _whole_text(self) -> str:
-        """The text, without a thought that only has an end: templates of some servers write <think>
-        into the prompt. White space alone is no answer."""
+        """The text. A thought that has only an end goes to the thoughts: templates of some servers
+        write <think> into the prompt. White space alone is no answer."""
         text = mend("".join(self.text))
         thought, end, answer = f"{text}\n".partition(LONE_END)
         if end and "<think>" not in thought and not self._has_thought:

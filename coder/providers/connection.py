@@ -46,7 +46,8 @@ PROBES = {
     "TCP_KEEPINTVL": 10,
     "TCP_KEEPCNT": 6,
 }
-# seconds within which a server can end a kept connection without having begun to work on a request
+# seconds: if a kept connection ends so soon after a request was sent, the server has not begun to
+# work on it, and it is sent again
 RESENT = 1.0
 SWITCHING = 101  # a status below 200 after which nothing of HTTP comes
 TOO_IDLE = 408  # the status with which some servers end a kept connection
@@ -256,9 +257,9 @@ class HttpExchange:
         self._incoming: Incoming | None = None  # what the socket receives
         self._asked_at = 0.0  # when the request was sent
         self._is_reusable = False  # the answer was read to its end, and the server keeps open
-        self.within(seconds)
+        self.set_deadline(seconds)
 
-    def within(self, seconds: float) -> None:
+    def set_deadline(self, seconds: float) -> None:
         """Data has to come within so many seconds from now."""
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
@@ -309,11 +310,11 @@ class HttpExchange:
         sock = self.server.take()
         while sock:
             has_answer = self._try_on(sock, message)
-            had_ended = not has_answer or self.status_code == TOO_IDLE
-            if not had_ended or time.monotonic() - self._asked_at >= RESENT:
-                if not has_answer:
-                    raise ConnectionError
+            is_late = time.monotonic() - self._asked_at >= RESENT
+            if has_answer and (is_late or self.status_code != TOO_IDLE):
                 return True
+            if is_late:
+                raise ConnectionError
             sock.close()
             sock = self.server.take()
         return False
@@ -323,16 +324,22 @@ class HttpExchange:
         self._socket = sock
         incoming = Incoming(sock, self._seconds_left)
         self._incoming = incoming
+
+        # The request
         with suppress(ConnectionError):  # a refusal may come before all is sent
             self._send_all(sock, message)
         self._asked_at = time.monotonic()
+
+        # The first bytes of an answer, or the end
         try:
-            incoming.ahead = incoming.read()  # to look at it: it stays to be read
+            incoming.ahead = incoming.read()  # put back: read_head reads them again
         except OSError as error:
             if isinstance(error, TimeoutError) or self.server.alert(error):
                 raise
         if not incoming.ahead:
             return False
+
+        # The head of the answer
         status = 100
         while 100 <= status < 200 and status != SWITCHING:  # interim answers
             status, self.headers = read_head(incoming)
@@ -359,7 +366,9 @@ class HttpExchange:
             with self._as_model_error(BROKEN, ADVICE["incomplete"]):
                 body = body_of(self._incoming, self.headers)
                 redact = self.server.redact
-                yield from map(redact, body) if redact else body
+                if redact:
+                    body = map(redact, body)
+                yield from body
         self.abort.check()
         closes = "close" in self.headers.get("connection", "").lower()
         self._is_reusable = (self.is_framed or not has_body) and not closes

@@ -23,8 +23,8 @@ from coder.providers.text import host_of, shown_url
 from coder.types import ModelError
 
 OPENAI = "https://api.openai.com/v1"
-CALL = "/chat/completions"
-LIST = "/models"
+COMPLETIONS = "/chat/completions"
+MODELS = "/models"
 MAX_ERROR = 1_000_000  # bytes of an error's body that are read
 ACCOUNT = {"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"}
 HEADER = r"[!-9;-~]+: [\t -~]*"
@@ -59,12 +59,12 @@ class Endpoint:
         api_key: str | None,
         abort: Abort,
         seconds: float,
-        path: str = CALL,
+        path: str = COMPLETIONS,
     ) -> Iterator[Answer]:
-        """Send `data`, or ask for the LIST; inside, the answer can be read.
+        """POST `data`, or GET the MODELS (`path`); inside, the answer can be read.
 
-        Within `seconds` the first of it has to come. Raises ModelError for what is no answer, or
-        Aborted.
+        Its head has to come within `seconds`. Raises ModelError, also for an answer whose status is
+        no success, or Aborted.
         """
         abort.check()
         key = self.key_for(api_key)
@@ -73,31 +73,34 @@ class Endpoint:
         base, mark, query = self._server.url.partition("?")  # Azure's ?api-version=
         url = base.rstrip("/") + path + mark + query
         head = self._head(url, path, key, len(data))
-        request = HttpExchange(self._server, url, abort, seconds)
-        with abort.calling(request.cut):
+        exchange = HttpExchange(self._server, url, abort, seconds)
+        with abort.calling(exchange.cut):
             try:
-                request.send_and_read_head(head + data)
-                if not 200 <= request.status_code < 300:
-                    raise refusal(request)
-                yield request
+                exchange.send_and_read_head(head + data)
+                if not 200 <= exchange.status_code < 300:
+                    raise refusal(exchange)
+                yield exchange
             except ModelError as error:
                 hide_key(error, key)
                 raise
             finally:
-                request.close()
+                exchange.close()
 
     def models(self, seconds: float = 5.0, abort: Abort | None = None) -> list[str]:
         """The names of the server's models. Raises ModelError and Aborted."""
-        with self.post(b"", None, abort or Abort(), seconds, LIST) as answer, well_formed():
+        with self.post(b"", None, abort or Abort(), seconds, MODELS) as answer, well_formed():
             listing = json.loads(b"".join(answer.pieces()))
             return [str(model["id"]) for model in listing["data"] or ()]
 
     def key_for(self, api_key: str | None) -> str:
         """The key of a request. Raises ModelError if OpenAI's own server has none, or if no header
         can carry it; then it is not shown."""
+        # The environment's key belongs to OpenAI, or to the environment's address
         key = api_key or self.api_key
         if not key and not self.base_url:
             key = os.environ.get("OPENAI_API_KEY")
+
+        # Without a key only OpenAI's own server is not asked; any other gets the word "none"
         has_own_header = self.headers.keys() & {"authorization", "api-key", self.key_header}
         if not (key or self.address or has_own_header):
             ways = "set OPENAI_API_KEY, or give api_key= or a base_url="
@@ -131,7 +134,7 @@ class Endpoint:
         target = parts.path
         if parts.query:
             target += f"?{parts.query}"
-        method = "POST" if path == CALL else "GET"
+        method = "POST" if path == COMPLETIONS else "GET"
         head = f"{method} {target} HTTP/1.1\r\n"
         for name, value in headers.items():
             line = f"{name}: {value}"
@@ -147,7 +150,7 @@ class Endpoint:
 def base_of(url: str) -> str:
     """A base URL, also if the address of the call itself was pasted."""
     path, mark, query = url.partition("?")
-    return path.rstrip("/").removesuffix(CALL) + mark + query
+    return path.rstrip("/").removesuffix(COMPLETIONS) + mark + query
 
 
 def account_headers(address: str) -> dict[str, str]:

@@ -26,25 +26,25 @@ UNREADABLE = {"br", "zstd", "compress", "x-compress"}  # no other word means a c
 
 
 class Incoming:
-    """What a socket receives. A read ends with TimeoutError if no seconds are `left`.
+    """What a socket receives. `seconds_left` says how long a read may wait.
 
     It waits in slices: a signal that comes between Python's look for signals and the wait does not
     wake it, and is handled when the slice is over.
     """
 
-    def __init__(self, sock: socket.socket, left: Callable[[], float]) -> None:
+    def __init__(self, sock: socket.socket, seconds_left: Callable[[], float]) -> None:
         self.sock = sock
-        self.left = left
+        self.seconds_left = seconds_left
         self.ahead = b""  # received, and not read yet
 
     def read(self, size: int = READ_SIZE) -> bytes:
-        """What comes next; b"" at the end. Raises OSError, and what `left` raises."""
+        """What comes next; b"" at the end. Raises OSError, and what `seconds_left` raises."""
         if self.ahead:
             data = self.ahead[:size]
             self.ahead = self.ahead[size:]
             return data
         while True:
-            self.sock.settimeout(min(self.left(), SLICE))
+            self.sock.settimeout(min(self.seconds_left(), SLICE))
             try:
                 return self.sock.recv(size)
             except TimeoutError as error:
@@ -159,7 +159,9 @@ def _unchunk(incoming: Incoming) -> Iterator[bytes]:
     is_last = False
     while not is_last:
         data += _read_more(incoming)
-        whole: list[bytearray] = []  # the payloads of the chunks that are there
+
+        # The chunks that are there as a whole
+        whole: list[bytearray] = []  # their payloads
         start = 0  # of the chunk after them
         head = CHUNK_HEAD.match(data)
         while head and not is_last:
@@ -171,13 +173,16 @@ def _unchunk(incoming: Incoming) -> Iterator[bytes]:
             start = end
             is_last = size == 0
             head = CHUNK_HEAD.match(data, start)
+
+        # The beginning of the next one stays
         del data[:start]
         if not (head or is_last):
             _check_beginning(data)
         payload = b"".join(whole)
         if payload:
             yield payload
-    # trailers up to an empty line, which may follow at once
+
+    # Trailers up to an empty line, which may follow at once
     data = bytearray(b"\n") + data
     while END_OF_TRAILERS not in data:
         data += _read_more(incoming)

@@ -24,8 +24,8 @@ from coder.abort import Abort
 from coder.providers import framing
 from coder.providers.connection import BROKEN, CONNECT_TIMEOUT, SLOW, Redact
 from coder.providers.endpoint import (
-    CALL,
-    LIST,
+    COMPLETIONS,
+    MODELS,
     OPENAI,
     Endpoint,
     account_headers,
@@ -71,7 +71,7 @@ class ClientEndpoint(Endpoint):
         api_key: str | None,
         abort: Abort,
         seconds: float,
-        path: str = CALL,
+        path: str = COMPLETIONS,
     ) -> Iterator[Answer]:
         abort.check()
         send = partial(self._send, data, api_key, path)
@@ -106,7 +106,7 @@ class ClientEndpoint(Endpoint):
         }
         raw = {"cast_to": httpx2.Response, "stream": True, "stream_cls": openai.Stream}
         try:
-            if path == LIST:
+            if path == MODELS:
                 return self.client.get(path, options=options, **raw)
             is_azure = isinstance(self.client, openai.AzureOpenAI)
             if is_azure and "/deployments" not in self.client.base_url.path:
@@ -160,7 +160,7 @@ class ClientAnswer:
         self._is_given_up = False
         # the response, the pieces of its body, and None at its end; a ModelError ends it earlier
         self._received: SimpleQueue[Any] = SimpleQueue()
-        self.within(seconds)
+        self.set_deadline(seconds)
         threading.Thread(
             target=self._receive,
             args=(send,),
@@ -191,7 +191,7 @@ class ClientAnswer:
             broken.__cause__ = error
             self._received.put(broken)
 
-    def within(self, seconds: float) -> None:
+    def set_deadline(self, seconds: float) -> None:
         """Data has to come within so many seconds from now."""
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds

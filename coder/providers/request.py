@@ -44,11 +44,14 @@ BETWEEN: Message = {"role": "assistant", "content": "Understood."}  # a result a
 
 @dataclass
 class Round:
-    """An answer and all that follows until the next one: nothing in a round depends on another."""
+    """An answer and all that follows until the next one: nothing in a round depends on another.
 
-    end: int  # its last message is the one before this index
-    size: int  # bytes from the first message to its end
-    system: str  # the texts of the system messages from the first message to its end
+    Its fields are sums from the first message of the list to its own end.
+    """
+
+    end: int  # messages
+    size: int  # bytes
+    system: str  # the texts of the system messages
 
 
 NOTHING = Round(0, 0, "")
@@ -91,8 +94,8 @@ class RequestEncoder:
         self.profile = profile
         self.extra = extra
         self.reasoning_budgets = reasoning_budgets
-        # By the members that it is without. A request takes it out while it changes it: another
-        # thread may have a request, too, and what an interrupt leaves half-done is never used
+        # One entry, by the members that its request was without. A request takes it out while it
+        # changes it: so no other thread has it, and what an interrupt leaves half-done is not used
         self._encoded: dict[frozenset[str], Encoded] = {}
         self._tools: tuple[Any, bytes] = (None, b"")  # those of the newest request, and their JSON
 
@@ -106,19 +109,17 @@ class RequestEncoder:
         tools = self._encode_tools(members.pop("tools", None))
         encoded = self._encode_messages(request.messages, rejected)
         beginning = to_json(members)[:-1] + tools  # without its "}"
-        # At most one system message is sent, the first
-        first = b""
-        rest: bytearray | bytes = encoded.data
+        # At most one system message is sent, the first; a schema that the server has rejected is
+        # described in it
         form = ""
         schema = schema_in(request.options)
         if schema and "response_format" in rejected:
             form = IN_THIS_FORM + to_json(schema).decode()
         system = mend(join("\n\n", request.system, form, encoded.rounds[-1].system))
-        if system:
-            first = to_json({"role": "system", "content": system})
-        else:
-            rest = rest[1:]  # without its comma
-        return b'%s,"messages":[%s%s]}' % (beginning, first, rest)
+        if not system:
+            return b'%s,"messages":[%s]}' % (beginning, encoded.data[1:])  # without a comma first
+        first = to_json({"role": "system", "content": system})
+        return b'%s,"messages":[%s%s]}' % (beginning, first, encoded.data)
 
     def _make_members(self, request: Request, rejected: frozenset[str]) -> JsonObject:
         """What is sent besides the messages. Values of the profile give way to `extra`, and those
@@ -169,10 +170,13 @@ class RequestEncoder:
 
     def _encode_messages(self, messages: list[Message], rejected: frozenset[str]) -> Encoded:
         """What the newest request has in common with this one is not encoded again."""
+        # What is common
         encoded = self._encoded.pop(rejected, None) or Encoded()
         encoded.drop(common_prefix(encoded.messages, messages, operator.eq))
         last = encoded.rounds[-1]
-        unwanted = EXTRA_MEMBERS - set(self.profile.echoed) | rejected
+
+        # The rounds after it
+        unwanted = (EXTRA_MEMBERS - set(self.profile.echoed)) | rejected
         for first, end in pairwise(_starts_of_rounds(messages, last.end)):
             new = messages[first:end]
             converted = _convert_round(new, self.profile, unwanted)
@@ -322,7 +326,7 @@ def _convert_calls(
     profile: Profile,
     unwanted: frozenset[str],
 ) -> Message:
-    known = CALL | set(profile.echoed) - unwanted
+    known = CALL | (set(profile.echoed) - unwanted)
     made = dict(message)
     made["tool_calls"] = []
     for call in message["tool_calls"]:

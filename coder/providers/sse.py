@@ -27,7 +27,7 @@ MAX_BODY = 50_000_000
 END_MARKS = {"[done]", "[end]", "</s>"}
 END: Any = object()  # the parsed form of an end mark
 BOM = b"\xef\xbb\xbf"
-CUT_EVENT = "\n"  # the name of an event that the body ended in; no other event can be called so
+CUT_EVENT = "\n"  # in place of the name of an event that the body's end has cut: no name has a \n
 
 
 class Answer(Protocol):
@@ -46,7 +46,7 @@ class Answer(Protocol):
         """Whether a cut of the body is noticed; otherwise it looks like the end."""
         ...
 
-    def within(self, seconds: float) -> None:
+    def set_deadline(self, seconds: float) -> None:
         """Data has to come within so many seconds from now."""
         ...
 
@@ -73,7 +73,7 @@ def read_answer(
 ) -> Iterator[Event]:
     """Feed an answer to the assembler; the deltas of it. Raises ModelError or Aborted.
 
-    No generator: it waits for the first text, and returns the one that fits it.
+    This waits for the first text, which says how the answer is read.
     """
     pieces = answer.pieces()
     if tap:
@@ -114,18 +114,18 @@ def _read_events(
     for event, data in sse(body):
         had_finished = bool(assembler.finish_reason)
         # inline, since this runs for each token
-        if assembler.done or (data[:1] != "{" and data.strip().lower() in END_MARKS):
+        if assembler.has_end_mark or (data[:1] != "{" and data.strip().lower() in END_MARKS):
             chunk = END
         else:
             chunk = _parse_event(event, data, had_finished)
         if chunk is END:  # what follows is read and ignored
-            assembler.done = True
-            answer.within(AFTER_DONE)
+            assembler.has_end_mark = True
+            answer.set_deadline(AFTER_DONE)
             continue
         deltas = assembler.feed(chunk)
         yield from deltas
-        if deltas or not had_finished:  # after the end, what adds nothing prolongs no wait
-            answer.within(AFTER_FINISH if assembler.finish_reason else idle_timeout)
+        if deltas or not had_finished:  # after a finish_reason only deltas prolong the wait
+            answer.set_deadline(AFTER_FINISH if assembler.finish_reason else idle_timeout)
 
 
 # ---- one document --------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def _read_document(answer: Answer, body: Iterable[bytes], assembler: Assembler) 
     if not _is_api_answer(document) or (end < len(text) and "choices" in document):
         raise _no_api_answer(answer, document)
     yield from assembler.feed(document)
-    assembler.done = True
+    assembler.has_end_mark = True
 
 
 def _is_api_answer(document: Any) -> bool:
@@ -214,7 +214,8 @@ def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
             elif line.startswith("error:"):  # some servers send an error as a field of its own
                 yield "error", line[6:].strip()
     if any(data):  # perhaps whole, as a [DONE]
-        yield event if event == "error" else CUT_EVENT, "\n".join(data)
+        name = "error" if event == "error" else CUT_EVENT
+        yield name, "\n".join(data)
 
 
 def _split_chunks(chunks: Iterable[bytes]) -> Iterator[list[str]]:
@@ -224,6 +225,7 @@ def _split_chunks(chunks: Iterable[bytes]) -> Iterator[list[str]]:
     held: list[str] = []  # the pieces of a line that is not at its end
     size = 0
     for chunk in chunks:
+        # The end of the line that is held; whole lines; the beginning of another
         first, *others = decode(chunk).split("\n")
         held.append(first)
         size += len(first)
