@@ -6,16 +6,16 @@ import sys
 def main() -> int:
     """Start the command line, without the current folder on the path: it may hold another rich.py.
 
-    Nothing is imported before this but what Python has loaded by then. Under plain `python -m
-    coder` a folder `coder` in the current one is imported instead of this package, before this
-    runs; not under the console script or `python -P -m coder`.
+    Before this only modules are imported that Python has loaded at its start. Under plain
+    `python -m coder` a folder `coder` in the current one is imported instead of this package,
+    before this runs; not under the console script or `python -P -m coder`.
     """
     try:
         import os
 
         try:
             here = {os.getcwd(), os.path.realpath(os.curdir)}
-        except OSError:  # there is none: main.py reports that when it is needed
+        except OSError:  # the folder was removed: main.py reports it, if the folder is needed
             here = set()
         sys.path[:] = [path for path in sys.path if os.path.isabs(path) and path not in here]
         import gc

@@ -221,7 +221,8 @@ class Commands(CommandTable):
 
     @command("tokens cost context", "tokens used, and how full the context is")
     def tokens(self, argument: str) -> None:
-        used = count(self.session.newest.input + self.session.newest.output)
+        newest = self.session.newest_usage
+        used = count(newest.input + newest.output)
         window = count(self.session.model.context_window)
         messages = plural(len(self.session.messages), "message")
         share = f"{100 * self.session.context_used:.0f} %"

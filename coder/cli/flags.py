@@ -27,7 +27,8 @@ def read_rule(action: str, text: str) -> object:
 
 def check_flag(name: str, flag: str, text: str) -> str:
     """The text that a flag gives a setting. Raises ConfigError; an empty text counts as none."""
-    if text := text.strip():
+    text = text.strip()
+    if text:
         value_of(name, text, flag)
     return text
 
@@ -106,30 +107,36 @@ def parser() -> Flags:
     What one gives a setting is a text under the setting's name, None if it is not given.
     """
     flags = Flags(prog=program(), usage="%(prog)s [FLAGS] [PROMPT]", description=DESCRIPTION)
-    about = "what to do; stdin next to it is context"
     flags.add_argument(
         "prompt",
         nargs="*",
         metavar="PROMPT",
-        help=about,
+        help="what to do; stdin next to it is context",
     )
-    for names, value, text in FLAGS:
-        options = FURTHER.get(names.split()[-1], {} if value else ON)
-        options = options | ({"metavar": value} if value else {})
-        flags.add_argument(*names.split(), help=text, **options)
+    for row, value, text in FLAGS:
+        names = row.split()
+        options = FURTHER.get(names[-1], {})
+        if value:
+            options = options | {"metavar": value}
+        elif not options:
+            options = ON
+        flags.add_argument(*names, help=text, **options)
+
+    # Those of the settings: a switch if its value has no name
     for name, setting in SETTINGS.items():
-        if (given := setting.value) is not None:
-            flag = f"--{field_of(name).replace('_', '-')}"
-            words = ["-m", flag] if name == "OPENAI_MODEL" else [flag]
-            options = {"action": "store_const", "const": "on"}
-            if given:
-                options = {"metavar": given, "type": partial(check_flag, name, flag)}
-            flags.add_argument(
-                *words,
-                dest=name,
-                help=setting.help,
-                **options,
-            )
+        if setting.value is None:
+            continue
+        flag = f"--{field_of(name).replace('_', '-')}"
+        names = ["-m", flag] if name == "OPENAI_MODEL" else [flag]
+        options = {"action": "store_const", "const": "on"}
+        if setting.value:
+            options = {"metavar": setting.value, "type": partial(check_flag, name, flag)}
+        flags.add_argument(
+            *names,
+            dest=name,
+            help=setting.help,
+            **options,
+        )
     for title, text in BELOW.items():
         flags.add_argument_group(title, text)
     return flags

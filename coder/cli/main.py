@@ -89,16 +89,20 @@ def run(argv: Sequence[str]) -> int:
         from coder.sources import load  # late: not for --help
 
         enter(arguments.cwd)
-        with demonstration(arguments) if arguments.demo else given_prompt(arguments) as prompt:
-            one_task = decide_mode(arguments, prompt)
+        with contextlib.ExitStack() as demo:
+            if arguments.demo:
+                prompt = demo.enter_context(demonstration(arguments))
+            else:
+                prompt = prompt_of(arguments)
+            decide_mode(arguments, prompt)
             try:
-                settings = load(Path.cwd(), vars(arguments))
+                settings = load(Path.cwd(), vars(arguments))  # some flags are named as settings are
             except Missing as missing:
                 from coder.cli.models import complete  # late: only here
 
                 settings = complete(missing, arguments)
             os.environ.pop("OPENAI_API_KEY", None)  # no import finds it there
-            if not one_task:
+            if not arguments.one_task:
                 return run_interactive(settings, arguments, prompt)
             from coder.cli.one_shot import one_shot
 
@@ -191,11 +195,6 @@ def prompt_of(arguments: argparse.Namespace) -> str:
 
 
 @contextlib.contextmanager
-def given_prompt(arguments: argparse.Namespace) -> Iterator[str]:
-    yield prompt_of(arguments)
-
-
-@contextlib.contextmanager
 def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
     """While inside, a scripted model is served, and the folder is a scratch copy of the broken
     project; its prompt.
@@ -218,23 +217,22 @@ def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
     sys.stderr.write(f"\nSee for yourself: cd {folder} && python3 -m unittest\n")
 
 
-def decide_mode(arguments: argparse.Namespace, prompt: str) -> bool:
-    """Whether to answer and exit, not to open a session. Raises ConfigError if neither can be done.
+def decide_mode(arguments: argparse.Namespace, prompt: str) -> None:
+    """Add to the arguments what follows from them. Raises ConfigError for what cannot be done.
 
-    It adds to the arguments: `one_task`, `can_ask`, and `is_older` for a conversation to continue.
+    `one_task`: answer and exit, open no session. `can_ask`: there is a screen for questions.
+    `is_older`: a conversation is continued.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if arguments.interactive and not terminal:
         raise ConfigError("-i needs a terminal")
     is_wanted = prompt or arguments.print or not terminal
-    one_task = bool(is_wanted) and not arguments.interactive
-    if one_task:
+    arguments.one_task = bool(is_wanted) and not arguments.interactive
+    if arguments.one_task:
         check_task(arguments, prompt)
-    arguments.one_task = one_task
     arguments.can_ask = terminal and shows_questions(arguments)
     arguments.is_older = arguments.continue_ or arguments.resume is not None
     check_together(arguments)
-    return one_task
 
 
 def shows_questions(arguments: argparse.Namespace) -> bool:
@@ -276,10 +274,10 @@ def run_interactive(settings: Settings, arguments: argparse.Namespace, first: st
     keyboard = Keyboard(data_folder() / "history")
     keyboard.label = partial(mode, arguments.agent or "build", arguments.yolo)
 
-    repls: list[Repl] = []  # one, once there is an entry
+    repls: list[Repl] = []  # empty until the first entry, then one
 
-    def session() -> Repl:
-        # Until it is in the list: a second one could not open the conversation
+    def the_repl() -> Repl:
+        # An interrupt before it is kept would lead to a second one: the conversation is locked
         with process.defer_sigint():
             if not repls:
                 module = needed("coder.cli.repl", "the session at the prompt")
@@ -287,7 +285,7 @@ def run_interactive(settings: Settings, arguments: argparse.Namespace, first: st
                 repls.append(module.Repl(opened, arguments, screen, keyboard))
         return repls[0]
 
-    keyboard.candidates = lambda before, word: session().commands.complete(before, word)
+    keyboard.candidates = lambda before, word: the_repl().commands.complete(before, word)
     show_top(screen, settings, arguments)
     _load_later()
     process.raise_on_sigint()
@@ -297,8 +295,8 @@ def run_interactive(settings: Settings, arguments: argparse.Namespace, first: st
     try:
         for entry in itertools.chain(at_once, keyboard.entries()):
             try:
-                session().begin(first)
-                session().take(entry)
+                the_repl().begin(first)
+                the_repl().take(entry)
             except KeyboardInterrupt:  # between an entry and its run: the entry is given up
                 first = ""
                 screen.line()  # after the ^C
@@ -325,8 +323,9 @@ def show_top(screen: Screen, settings: Settings, arguments: argparse.Namespace) 
         "Commands and edits are not asked about (yolo).": arguments.yolo,
         "Commands run without the sandbox.": settings.sandbox == "off",
     }
-    if text := " ".join(remark for remark, holds in remarks.items() if holds):
-        screen.line(text, "yellow")
+    unusual = [remark for remark, holds in remarks.items() if holds]
+    if unusual:
+        screen.line(" ".join(unusual), "yellow")
     screen.line()
 
 

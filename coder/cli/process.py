@@ -1,11 +1,11 @@
 """What is set up for the whole process: safe standard streams, memory that others cannot read,
-signals, late imports.
+signals.
 
 The first Ctrl+C sets the run's Abort: the stream, the tools and the waits see it and end with the
 history in order. Code that does not look at it within a second gets a KeyboardInterrupt. A second
 Ctrl+C ends the program, as SIGTERM, SIGHUP and SIGQUIT do: it unwinds, kills our processes, and
-restores the terminal, or is forced to after EXIT_AFTER seconds. In a session it counts once the
-prompt is shown again, or if that does not come.
+restores the terminal, or is forced to after EXIT_AFTER seconds. In a session a second Ctrl+C ends
+the program only if the run does not stop within STUCK_AFTER seconds.
 """
 
 from __future__ import annotations
@@ -168,12 +168,12 @@ def collect_garbage() -> None:
 
 
 class Interrupts:
-    """Ctrl+C and Esc during the runs of a session. `presses` counts the former since it was 0."""
+    """Ctrl+C and Esc during the runs of a session."""
 
-    presses = 0
+    presses = 0  # of Ctrl+C; the session sets it to 0 before each entry
     escaped = False
-    at_prompt = False  # whether a run ends there: what is pressed until then is meant for the run
-    _stops_since = 0.0  # the first press (monotonic)
+    at_prompt = False  # the prompt follows on a run: until then a Ctrl+C is meant for the run
+    _first_press = 0.0  # when it came (monotonic)
 
     def escape(self) -> None:
         """Stop the run as the first Ctrl+C does, from any thread; Esc twice ends nothing else."""
@@ -213,10 +213,10 @@ class Interrupts:
         """Ctrl+C during a run stops it; another one ends the program, in a session only if the
         run does not stop."""
         if not self.presses:
-            self._stops_since = time.monotonic()
+            self._first_press = time.monotonic()
         self.presses += 1
         abort.set()
-        is_stuck = time.monotonic() - self._stops_since > STUCK_AFTER
+        is_stuck = time.monotonic() - self._first_press > STUCK_AFTER
         leaves = self.presses > 1 and (is_stuck or not self.at_prompt)
         if leaves and begin_exit(128 + signal.SIGINT):
             raise KeyboardInterrupt
@@ -233,7 +233,7 @@ class Interrupts:
                 show(event)
 
     def count(self, number: int, frame: FrameType | None) -> None:
-        """Take a Ctrl+C that comes next to a run and must not break off what is done then."""
+        """Take a Ctrl+C that comes shortly before or after a run, and breaks nothing off."""
         self.presses += 1
 
 
