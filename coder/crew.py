@@ -53,13 +53,13 @@ class Crew:
         )
         self.retry = self.options.retry or RetryPolicy(base=self.settings.retry_base)
         self.subagents = self._make_subagents()
-        self._chosen = self.settings.model  # of agents that have none of their own
+        self._chosen = self.settings.model  # the model of agents that have none of their own
         self.model = self.model_named(spec.model or self._chosen)
         chain, self.compaction = self.hooks_for(self.model, self.permissions, parts.users_hooks)
         hooks: list[Hooks] = [chain]
         if parts.servers:
             hooks.append(FunctionHooks(on_run_start=self._take_servers))
-        # Its tools and its prompt follow in _work_as
+        # _work_as gives it its tools and its prompt
         self.agent = Agent(
             self.model,
             reasoning=self.settings.reasoning,
@@ -125,7 +125,8 @@ class Crew:
 
     def _work_with(self, model: ChatModel) -> None:
         """Offer the tools of this model, and its prompt."""
-        agent, trace = self.agent, self.options.trace
+        agent = self.agent
+        trace = self.options.trace
         self.model = model
         if self.compaction:
             self.compaction.model = model
@@ -137,7 +138,7 @@ class Crew:
             tools.append(self.subagents.tool)  # sub-agents have none
         if self.options.ask and USER_TOOLS:
             tools.append(USER_TOOLS.ask_user)
-        seen = agent.state.tools.seen  # files as tools have seen them, whichever tools there are
+        seen = agent.state.tools.seen  # files as tools have seen them: the new tools go on with it
         agent.set_tools(TOOLSET(self.permissions.offered(tools), cwd=self.parts.cwd))
         agent.state.tools.seen = seen
         if trace:
@@ -156,13 +157,16 @@ class Crew:
 
     def model_named(self, name: str) -> ChatModel:
         """A model of the server, or the program's own."""
-        own, settings, redactor = self.options.model, self.settings, self.parts.redactor
+        own = self.options.model
         if own and own.name == name:
             return own
+        settings = self.settings
+        redactor = self.parts.redactor
         idle = settings.idle_timeout
         first = settings.first_byte_timeout
         if first is None:
             first = max(FIRST_BYTE_TIMEOUT, idle) if idle else 0
+        # A client has the address and the key
         server: dict[str, Any] = {"client": self.client}
         if self.client is None:
             server = {"base_url": settings.base_url, "api_key": settings.api_key}

@@ -55,11 +55,12 @@ PARALLEL = optional("coder.agent.parallel")
 USER_TOOLS = optional("coder.agent.user_tools")
 TOOLSET: type[Toolset] = PARALLEL.ParallelTools if PARALLEL else Toolset
 TOOLS: tuple[Tool, ...] = built_in.TOOLS
+# For models that are trained on apply_patch
 PATCHING: tuple[Tool, ...] = built_in.PATCHING
 if USER_TOOLS:
     TOOLS = (*TOOLS, USER_TOOLS.todo)
     PATCHING = (*PATCHING, USER_TOOLS.todo)
-OF_A_SESSION = {"task", "ask_user"}  # names of tools that are made later
+MADE_LATER = {"task", "ask_user"}  # tools, by name, that Crew makes
 
 
 class Keywords(TypedDict, total=False):
@@ -121,8 +122,9 @@ def options_of(cwd: str | Path, keywords: Keywords) -> Options:
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {cwd}")
     plain: dict[str, Any] = dict(keywords)
-    config, data = plain.pop("config", None), plain.pop("data", None)
+    config = plain.pop("config", None)
     config_path = Path(os.path.realpath(config)) if config else config_folder()
+    data = plain.pop("data", None)
     data_path = Path(os.path.realpath(data)) if data else data_folder()
     model = plain.pop("model", "")
     if not isinstance(model, str | ChatModel):
@@ -167,7 +169,8 @@ def settings_of(
         found.sandbox = sandbox or found.sandbox
         return found
     texts = dict(given or {})
-    if unknown := texts.keys() - SETTINGS.keys():
+    unknown = texts.keys() - SETTINGS.keys()
+    if unknown:
         raise ConfigError(f"there is no setting {min(unknown)}; `coder config` lists them")
     if name:
         texts["OPENAI_MODEL"] = name
@@ -180,8 +183,10 @@ class Parts:
     """What is loaded for a session. `notices` are lines that a person should see."""
 
     def __init__(self, options: Options) -> None:
-        self.options, self.cwd, self.config = options, options.cwd, options.config
-        self.settings, self.trace = options.settings, options.trace
+        self.options = options
+        self.cwd = options.cwd
+        self.config = options.config
+        self.settings = options.settings
         self.notices: list[str] = list(options.settings.notes)
         self.redaction = optional("coder.permissions.redact")
         self.redactor: Redactor | None = None
@@ -253,7 +258,7 @@ class Parts:
         name = "coder.extend.plugins"
         module = needed(name, str(folder)) if folder.exists() else optional(name)
         if module:
-            taken = {tool.name for tool in (*TOOLS, *PATCHING, *self.extra_tools)} | OF_A_SESSION
+            taken = {tool.name for tool in (*TOOLS, *PATCHING, *self.extra_tools)} | MADE_LATER
             self.plugins = plugins = module.Plugins(folder, taken, self.notices.append)
             self.users_hooks += plugins.hooks
             self.extra_tools += plugins.tools
@@ -291,6 +296,7 @@ class Parts:
             return None
         answers = self.options.data / "answers.json"
         files: PromptFiles = module.PromptFiles(users, projects, answers, self.notices.append)
+        # Those of the project have a digest: the user is asked about their text
         own = [skill for skill in files.skills.values() if not skill.digest]
         folders = [os.path.realpath(skill.path.parent) for skill in own]
         rules = [Rule("external_directory", f"{folder}/*", "allow", "skills") for folder in folders]

@@ -56,7 +56,7 @@ class Session:
 
     `agent` is the Agent, with its queues and its state; `permissions` say what is allowed.
     `notices` are lines that a person should see, which a run passes on as events. `usage` is that
-    of all runs, `newest` that of the newest answer.
+    of all runs, `newest_usage` that of the newest answer.
     """
 
     conversation: Conversation | None = None  # None: its module was deleted
@@ -70,23 +70,27 @@ class Session:
             raise CoderError(str(error)) from None
 
     def __init__(self, options: Options) -> None:
-        self.options, self.cwd, self.settings = options, options.cwd, options.settings
+        self.options = options
+        self.cwd = options.cwd
+        self.settings = options.settings
         self.usage = Usage()
-        self.newest = Usage()
-        self.parts = parts = Parts(options)
-        self.notices, self.permissions = parts.notices, parts.permissions
+        self.newest_usage = Usage()
+        self.parts = Parts(options)
+        self.notices = self.parts.notices
+        self.permissions = self.parts.permissions
         self._questions = Questions(options.ask_timeout)
         self._is_closed = False
         self._was_planning = False  # in the newest run of this conversation
         try:
-            self.crew = Crew(parts)
+            self.crew = Crew(self.parts)
             self.agent = self.crew.agent
             self.agent.subscribe(self._count_usage)
-            if parts.plugins and parts.plugins.subscribers:
-                self.agent.subscribe(parts.plugins.notify)
+            plugins = self.parts.plugins
+            if plugins and plugins.subscribers:
+                self.agent.subscribe(plugins.notify)
             self._open_conversation()
         except BaseException:
-            parts.close()
+            self.parts.close()
             raise
 
     def _open_conversation(self) -> None:
@@ -163,11 +167,13 @@ class Session:
         # However the plan was left: what was denied in it is still in the conversation
         if self._was_planning and not self.spec.read_only:
             message = user(PLAN_IS_OVER)
-            message["meta"]["own"] = True  # it stays when the run is taken back
+            message["meta"]["own"] = True  # the program's: it stays when the run is taken back
             self.messages.append(message)
         self._was_planning = self.spec.read_only
         run = self.agent.stream(self.parts.redact(text), images, output=output)
-        return self._with_notices(self.options.trace.watch(run) if self.options.trace else run)
+        if self.options.trace:
+            run = self.options.trace.watch(run)
+        return self._for_the_user(run)
 
     def aprompt(
         self, text: str, images: Sequence[dict[str, Any]] = ()
@@ -211,7 +217,7 @@ class Session:
         compaction, messages = self.crew.compaction, self.messages
         if compaction is None:
             raise CoderError(NO_COMPACTION)
-        return self._with_notices(
+        return self._for_the_user(
             self.agent.run_as_work(lambda abort: compaction.compact(messages, abort, focus))
         )
 
@@ -224,11 +230,11 @@ class Session:
         if not messages:
             raise CoderError("there is nothing to sum up")
         model = self.crew.model_of(spec)
-        return self._with_notices(
+        return self._for_the_user(
             self.agent.run_as_work(lambda abort: module.sum_up(model, messages, abort, spec.prompt))
         )
 
-    def _with_notices(self, run: Events[T]) -> Events[T]:
+    def _for_the_user(self, run: Events[T]) -> Events[T]:
         """The events of a run, with the notices that come up; a question waits for its answer."""
         try:
             with contextlib.closing(run):
@@ -240,19 +246,17 @@ class Session:
                         return value
                     while self.notices:
                         yield Notice(self.notices.pop(0))
-                    if event.type in ASKING and self.options.ask:
-                        yield from self._ask(event)
+                    may_ask = self.options.ask and event.type in ASKING  # cheap: for each token
+                    question = question_in(event) if may_ask else None
+                    if question:
+                        yield from self._ask(question, event)
                     else:
                         yield event
         finally:
             self.settle()
 
-    def _ask(self, event: Event) -> Events[None]:
-        """Yield an event; a question in it waits for its answer."""
-        question = question_in(event)
-        if question is None:
-            yield event
-            return
+    def _ask(self, question: Question, event: Event) -> Events[None]:
+        """Yield the event that is or carries the question, and wait for the answer."""
         self._questions.put(question)
         try:
             yield event
@@ -266,9 +270,8 @@ class Session:
             self.conversation.settle()
 
     def _count_usage(self, event: Event) -> None:
-        if isinstance(event, StepEnd):
-            if event.usage.input:
-                self.newest = event.usage
+        if isinstance(event, StepEnd) and event.usage.input:
+            self.newest_usage = event.usage
         elif isinstance(event, RunEnd):
             self.usage += event.usage
         elif isinstance(event, Nested):
@@ -282,12 +285,7 @@ class Session:
         return self._questions.waiting()
 
     def answer(
-        self,
-        question_id: str,
-        answer: str,
-        *,
-        reason: str = "",
-        remember: str = "",
+        self, question_id: str, answer: str, *, reason: str = "", remember: str = ""
     ) -> bool:
         """Answer a question; from any thread. False if it no longer waits: the first answer counts.
 
@@ -321,7 +319,8 @@ class Session:
     @property
     def context_used(self) -> float:
         """The share of the context window that the newest request and its answer took."""
-        return (self.newest.input + self.newest.output) / max(1, self.model.context_window)
+        newest = self.newest_usage
+        return (newest.input + newest.output) / max(1, self.model.context_window)
 
     def _check_idle(self) -> None:
         if self.agent.state.is_streaming:
@@ -394,7 +393,7 @@ class Session:
     def _forget(self) -> None:
         """Forget what belongs to another conversation."""
         self.permissions.memory.clear()
-        self.newest = Usage()
+        self.newest_usage = Usage()
         self._was_planning = False
         if self.crew.subagents:
             self.crew.subagents.children.clear()

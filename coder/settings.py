@@ -168,9 +168,8 @@ def setting(
     help: str,  # noqa: A002 (what it is)
     value: str | None = None,
 ) -> Any:
-    """`help` is what a text has to be, `value` what the flag's is called ("": it is a switch).
-
-    Without a `value` there is no flag.
+    """A row of the table. `help` is what a text has to be, `value` what the flag's value is called
+    ("": the flag is a switch; None: there is no flag).
     """
     return SimpleNamespace(
         default=default,
@@ -183,6 +182,7 @@ def setting(
 class Settings:  # no dataclass: 8 ms for `coder --help`
     """Everything that decides which model is asked and how.
 
+    The class has the rows of the table, which SETTINGS lists below; an object has the values.
     `max_steps` is CODER_MAX_STEPS and --max-steps.
     """
 
@@ -242,7 +242,7 @@ API_KEY = "OPENAI_API_KEY"
 BASE_URL = "OPENAI_BASE_URL"
 HEADERS = "CODER_HEADERS"
 OPENAI = ("api_key", "base_url", "model")  # the openai client has the same names for these
-SETTINGS: dict[str, Any] = {}
+SETTINGS: dict[str, Any] = {}  # the rows of Settings, by the name in the environment
 for _field, _row in vars(Settings).items():
     if isinstance(_row, SimpleNamespace):
         _prefix = "OPENAI" if _field in OPENAI else "CODER"
@@ -251,6 +251,7 @@ SECRET = (API_KEY, HEADERS)  # their values are not shown
 
 
 def field_of(name: str) -> str:
+    """The field of Settings, such as max_steps of CODER_MAX_STEPS."""
     return name.partition("_")[2].lower()
 
 

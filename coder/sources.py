@@ -54,8 +54,9 @@ def load(
 ) -> Settings:
     """The settings for a session in `cwd`. Raises ConfigError.
 
-    `flags` has texts by the names of settings; `config` is the configuration folder, if it is not
-    the user's. A program with a model of its own needs no server.
+    `flags` has texts by the names of settings, other names do not count; `config` is the
+    configuration folder, if it is not the user's. A program with a model of its own needs no
+    server.
     """
     config = config or config_folder()
     sources = read_sources(cwd, flags, config)

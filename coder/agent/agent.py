@@ -179,8 +179,9 @@ class Agent:
             form = StructuredAnswer(output)
         token = self._begin(abort)  # first: to read the prompt may take a while
         messages = messages_of(prompt, images)
-        start = partial(self._start_loop, messages, form=form, budget=budget)
-        return self._run_and_notify(start, token)
+        return self._run_and_notify(
+            lambda abort: self._start_loop(messages, abort, form=form, budget=budget), token
+        )
 
     def continue_(self, *, abort: Abort | None = None) -> RunResult:
         """Go on without a new message: after an error, or with the queued messages.
@@ -194,7 +195,7 @@ class Agent:
         messages = []
         if problem and not self.steering:  # the loop itself takes steering messages first
             messages = self.follow_ups.take()
-        return drain(self._run_and_notify(partial(self._start_loop, messages), token))
+        return drain(self._run_and_notify(lambda abort: self._start_loop(messages, abort), token))
 
     def run_as_work(self, start: Callable[[Abort], Events[T]]) -> Events[T]:
         """Run what `start` begins as the agent's work: alone, with its subscribers, until an abort.
@@ -214,9 +215,10 @@ class Agent:
         return self.token
 
     def _run_and_notify(self, start: Callable[[Abort], Events[T]], token: Abort) -> Events[T]:
+        """The events of a run, each told to the state and to the subscribers first."""
         run = start(token)
         with self._idle:
-            self._check_idle()
+            self._check_idle()  # again: this begins at `next`, and another run may have begun
             self.token = token
             self.state.is_streaming = True
         try:

@@ -79,9 +79,8 @@ class AgentState:
     tools: Toolset
     messages: list[Message]
     is_streaming: bool = False  # during a run
-    coming: dict[str, list[str]] | None = (
-        None  # pieces of the answer that is coming, by their field
-    )
+    # The pieces of the answer that is coming, by their field; None: none is
+    coming: dict[str, list[str]] | None = None
     pending_tool_calls: set[str] = field(default_factory=set)  # ids of running calls
     error: ModelError | Aborted | None = None  # of the last run
 
