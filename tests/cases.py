@@ -17,7 +17,7 @@ GROUPS: dict[str, str] = LIST["groups"]
 
 @cache
 def carried(folder: Path = TESTS) -> dict[str, list[str]]:
-    """Where each id stands ("file:line"), read from the marks `pytest.mark.case("ID", ...)` of the
+    """Where each id is ("file:line"), read from the marks `pytest.mark.case("ID", ...)` of the
     files.
 
     Raises ValueError for a mark whose ids are not plain strings.

@@ -1,4 +1,4 @@
-"""The checks behind every reliability case, and the summary of the cases."""
+"""The checks after every reliability case, and the summary of the cases."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A workspace; beside it a home with a file in it, and a file and a folder to be left alone."""
+    """A workspace; next to it a home with a file, and a file and a folder to be left alone."""
     for name in ("ws", "home", "beside"):
         (tmp_path / name).mkdir()
     for name in ("home/file", "file"):

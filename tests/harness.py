@@ -139,7 +139,7 @@ def types(events: Sequence[Event]) -> list[str]:
 
 
 def assert_valid(body: Body) -> None:
-    """What every server asks of a request: each call has one result right behind it, and so on."""
+    """What every server asks of a request: each call has one result right after it, and so on."""
     encoded = json.dumps(body, ensure_ascii=False).encode()  # a lone surrogate fails here
     assert not re.search(rb"(?<!\\)(\\\\)*\\u0000", encoded)
     assert b"\0" not in encoded

@@ -33,7 +33,7 @@ from tests.harness import assert_all_valid
 ROOT = Path(__file__).parents[1]
 MARK = "CODER_TEST_MARK"
 PATIENCE = 60  # seconds after which something that has to come is given up
-PROMPTLY = 20.0  # seconds: what a fault holds up takes 30 and more, what works takes a tenth; a busy machine stands still for some
+PROMPTLY = 20.0  # seconds: what a fault holds up takes 30 and more, what works takes a tenth; a busy machine does nothing for some
 # Behind a run: the title of the window. Readline asks for marked pastes directly before a prompt,
 # not before an echoed entry
 PROMPT = (
@@ -43,7 +43,7 @@ PROMPT = (
 # The second: the title of the window
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07")
 QUESTION = "why not: "
-PLANNED = "what to change: "  # the end of the question behind a plan
+PLANNED = "what to change: "  # the end of the question after a plan
 MARKED = "\x1b[?2004h"
 UNMARKED = "\x1b[?2004l"
 
@@ -181,7 +181,7 @@ class Place:
                 os.kill(number, signal.SIGKILL)
 
     def outside(self, process: int | str) -> set[Path]:
-        """What lies beside the workspace and the home, and what this process left where the system
+        """What lies next to the workspace and the home, and what this process left where the system
         keeps temporary files."""
         found = set(Path("/tmp").glob(f"coder-{process}-*"))
         for entry in self.folder.iterdir():
@@ -226,7 +226,9 @@ class Terminal(Place):
         self.log = io.StringIO()
         self.attributes: list[Any] = []
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside the server's thread
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # a fork next to the server's thread
             self.spawn(sys.executable, ["-m", "coder", *arguments], self.environment)
 
     def spawn(self, program: str, arguments: list[str], environment: dict[str, str]) -> None:
@@ -336,7 +338,7 @@ class Terminal(Place):
         return self.prompt()
 
     def not_now(self) -> str:
-        """Wait for the question behind a plan, and leave it open; returns what the screen
+        """Wait for the question after a plan, and leave it open; returns what the screen
         showed."""
         shown = self.expect(PLANNED)
         self.settled()

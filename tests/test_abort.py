@@ -382,7 +382,7 @@ def setup(api): api.add_tool(hold)
 """
 
 
-def test_the_last_resort_leaves_nothing_behind_code_that_lets_nothing_end(tmp_path: Path) -> None:
+def test_the_last_resort_leaves_nothing_after_code_that_lets_nothing_end(tmp_path: Path) -> None:
     """No process, no temporary folder, no mode of the terminal, and the session goes on."""
     add_plugin(tmp_path, "plugin.py", HOLDING)
     calls = [("bash", {"command": "sleep 301 > /dev/null & seq 9999"}), ("hold", {})]
@@ -409,7 +409,7 @@ def resumed(place: Place, server: ScriptedServer) -> list[str]:
 
 @pytest.mark.parametrize("pause", [0.0, 0.1])
 def test_only_at_the_prompt_does_another_ctrl_c_leave(tmp_path: Path, pause: float) -> None:
-    """Pressed twice while a run is under way, it stops the run, however soon the prompt is back."""
+    """Pressed twice during a run, it stops the run, however soon the prompt is back."""
     slow = command(f"echo busy; {STUBBORN}")
     with (
         serve(slow, HALF, FINE) as server,

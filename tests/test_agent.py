@@ -317,7 +317,7 @@ def test_plain_functions_are_hooks_also_for_roles_of_ones_own() -> None:
 def test_a_list_that_ends_with_a_role_of_ones_own_goes_on_if_the_hook_makes_a_message_of_it() -> (
     None
 ):
-    """In an agent and in the loop, also where it is the only one; on the screen only it is none to
+    """In an agent and in the loop, also if it is the only one; on the screen only it is none to
     answer."""
 
     def convert(messages: list[Message]) -> list[Message]:
@@ -360,7 +360,7 @@ def test_a_longer_wait_than_allowed_fails_at_once() -> None:
         agent = agent_of(server, retry=None, max_retry_delay=2)
         assert agent.prompt("hi").stop_reason == "error"
         assert len(server.requests) == 1
-        agent = agent_of(server, max_retry_delay=2)  # beside a policy of one's own
+        agent = agent_of(server, max_retry_delay=2)  # next to a policy of one's own
         assert agent.prompt("hi").stop_reason == "error"
         assert len(server.requests) == 2
         agent = agent_of(server)

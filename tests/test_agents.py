@@ -105,7 +105,7 @@ def test_a_file_with_a_built_in_name_changes_only_what_it_names(tmp_path: Path) 
     assert agents["plain"].mode == "all"
     assert agents["plain"].prompt == "Windows."
     added = Rule("bash", "git log", "allow", "agent plan")
-    assert agents["plan"].rules == (*BUILT_IN["plan"].rules, added), "behind the built-in ones"
+    assert agents["plan"].rules == (*BUILT_IN["plan"].rules, added), "after the built-in ones"
 
 
 UNBOUNDED = "front matter has to be between two lines ---"

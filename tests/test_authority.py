@@ -192,7 +192,7 @@ def test_a_conversation_goes_on_with_the_agent_it_was_left_with(place: Place) ->
 
 
 def by_role(body: Body) -> Reply:
-    """The parent calls a sub-agent, and continues it where it knows one; the child tells how much
+    """The parent calls a sub-agent, and continues it if it knows one; the child tells how much
     it knows."""
     system, *messages = body["messages"]
     if "another agent" in system["content"]:

@@ -98,7 +98,7 @@ def ran(
 def works(
     folder: Path, commands: Iterable[str], before: Callable[[Path], Path] = prepare
 ) -> list[str]:
-    """Which of these make PWN, where nothing hinders them."""
+    """Which of these make PWN, if nothing hinders them."""
     found = []
     for at, command in enumerate(commands):
         place = before(folder / str(at))

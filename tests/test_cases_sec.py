@@ -1,5 +1,5 @@
 """Secrets and start-up: the cases SEC of the reliability list, through the real program, and what
-stands behind them."""
+they rely on."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def test_nothing_of_ours_listens_on_a_socket(tmp_path: Path) -> None:
 
 @pytest.mark.case("PRM-21")
 def test_programs_and_start_files_of_the_workspace_do_not_run(tmp_path: Path, ws: Path) -> None:
-    """PATH has the folder that one stands in, in all the ways it can."""
+    """PATH has the current folder, in all the ways it can."""
     start = (".bashrc", ".bash_profile", ".profile", "env.sh")
     for name in (
         "uname",

@@ -51,7 +51,7 @@ UNSEEN = set("\u202e\u2066\u200b\ufeff\U000e0041")
 
 
 def shown(output: str) -> str:
-    """What the user reads. Fails where anything but our own sequences drives the terminal."""
+    """What the user reads. Fails if anything but our own sequences drives the terminal."""
     assert "\x1b]0;coder:EVIL" not in output
     text = OWN.sub(lambda own: "\n" if own[0] == "\r\n" else "", output)
     assert not set(text) & (DRIVES | UNSEEN), sorted(set(text) & (DRIVES | UNSEEN))
@@ -103,7 +103,7 @@ def test_no_word_of_the_model_drives_the_terminal_wherever_it_is_cut(tmp_path: P
 
 
 @pytest.mark.case("TRM-02")
-def test_where_a_program_reads_the_answer_it_is_as_the_model_gave_it(tmp_path: Path) -> None:
+def test_if_a_program_reads_the_answer_it_is_as_the_model_gave_it(tmp_path: Path) -> None:
     with serve(Reply(INLINE)) as server:
         with OneShot(tmp_path / "text", server, "go") as run:
             run.end()
@@ -233,7 +233,7 @@ def test_no_name_change_title_or_link_drives_a_sessions_terminal(tmp_path: Path)
         # What is shown, and where it leads
         assert "https://good.example (https://bad.example/path)" in text
         assert "\x1b]8" not in session.output
-        session.ctrl_c()  # what was undone stands at the prompt
+        session.ctrl_c()  # what was undone is at the prompt
         session.prompt()
 
 
@@ -404,7 +404,7 @@ def test_what_is_piped_in_answers_no_question(tmp_path: Path, line: str) -> None
 
 @pytest.mark.case("PRM-31")
 def test_keys_that_come_while_a_question_appears_do_not_answer_it(tmp_path: Path) -> None:
-    """They come one by one, without a pause, from before the question until after its text stands
+    """They come one by one, without a pause, from before the question until after its text is
     there."""
     held = Reply("wait", calls=TOUCH.calls, hold=0.3)
     with (

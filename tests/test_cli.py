@@ -314,7 +314,7 @@ def test_a_run_that_took_too_long_prints_what_it_has(
     assert said.err == f"{reason}\n"
 
 
-def test_the_name_of_a_subcommand_or_flag_is_a_prompt_where_it_is_meant_so(place: Place) -> None:
+def test_the_name_of_a_subcommand_or_flag_is_a_prompt_if_it_is_meant_so(place: Place) -> None:
     with serve(Reply("Hello.")) as server:
         for words in (
             ["-p", "export", "it"],
@@ -334,7 +334,7 @@ def test_the_name_of_a_subcommand_or_flag_is_a_prompt_where_it_is_meant_so(place
     assert len(server.requests) == 4
 
 
-def test_nothing_that_drives_a_terminal_is_on_stderr_where_it_is_a_pipe(place: Place) -> None:
+def test_nothing_that_drives_a_terminal_is_on_stderr_if_it_is_a_pipe(place: Place) -> None:
     calls = [("bash", {"command": "printf 'x\\033[31my\\007'; exit 3"}), ("nothing", {})]
     calls += [("write", {"path": "n.txt", "content": "a\n"})]
     with serve(Reply("I \x1b[1mlook.", calls), Reply("bad\x1b[2J", status=400)) as server:
@@ -345,7 +345,7 @@ def test_nothing_that_drives_a_terminal_is_on_stderr_where_it_is_a_pipe(place: P
     assert "1 + a" in done.stderr
 
 
-def test_stdin_alone_is_the_prompt_and_beside_one_its_context(place: Place) -> None:
+def test_stdin_alone_is_the_prompt_and_next_to_one_its_context(place: Place) -> None:
     context = "explain this\n\n<stdin>\nline 1\nline 2\n\n</stdin>"
     with serve(Reply("Hello.")) as server:
         for words, stdin, expected in (
@@ -666,7 +666,7 @@ def test_what_cannot_be_written_to_stdout_is_one_line_and_exit_code_one(place: P
     ("command", "code"),
     [("hi", 2), ("sessions", 2), ('-C "$HOME" hi', 0)],
 )
-def test_a_removed_folder_is_one_line_where_needed(place: Place, command: str, code: int) -> None:
+def test_a_removed_folder_is_one_line_if_needed(place: Place, command: str, code: int) -> None:
     with serve(Reply("Hello.")) as server:
         done = place.shell(f"mkdir gone && cd gone && rmdir ../gone && $CODER {command}", server)
     assert done.returncode == code, done.stderr

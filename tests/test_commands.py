@@ -15,9 +15,9 @@ from coder.devtools.scripted import Body, Reply
 from tests.harness import serve
 from tests.terminal import OneShot, Terminal, bare, promptly, rendered
 
-CLEAR = "\x15"  # Ctrl+U: what stands at the prompt
+CLEAR = "\x15"  # Ctrl+U: what is at the prompt
 
-# (entry, answer to a question behind it, what the screen shows then, with ... between its parts)
+# (entry, answer to a question after it, what the screen shows then, with ... between its parts)
 DRIVEN = [
     ("/help", "", "/exit exit (also Ctrl+D) !command run it in your terminal and add its"),
     ("/name The parser", "", "This conversation: The parser"),
@@ -79,7 +79,7 @@ def test_every_command_answers_in_rows_that_fit(tmp_path: Path, columns: int) ->
                 if answer:
                     session.expect(": ")
                     session.enter(answer)
-                if shown.startswith("You said"):  # the entry itself stands there like a prompt
+                if shown.startswith("You said"):  # the entry itself looks like a prompt there
                     session.expect("done · ")
                 session.prompt()
 
@@ -88,9 +88,9 @@ def test_every_command_answers_in_rows_that_fit(tmp_path: Path, columns: int) ->
                     text = " ".join(" ".join(rows).split())
                     return all(part in text for part in shown.split(" ... "))
 
-                session.until(is_shown, f"{shown} behind {entry}")
+                session.until(is_shown, f"{shown} after {entry}")
                 lines = bare(session.output[before:]).split("\n")
-                if entry == "/help":  # further rows hang behind a key
+                if entry == "/help":  # further rows follow a key
                     last = next(at for at, row in enumerate(lines) if row.startswith("While"))
                     torn += [row for row in lines[:last] if row[:1].isalpha()]
                 torn += [
@@ -158,7 +158,7 @@ def test_a_program_of_the_desktop_copies_too(tmp_path: Path, script: str, told: 
         assert copied(session.output) == ANSWER
 
 
-def test_where_nothing_takes_a_copy_a_file_is_named_as_the_way(tmp_path: Path) -> None:
+def test_if_nothing_takes_a_copy_a_file_is_named_as_the_way(tmp_path: Path) -> None:
     with (
         serve(Reply(ANSWER)) as server,
         Terminal(tmp_path, server, TERM="linux") as session,

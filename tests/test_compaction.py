@@ -211,7 +211,7 @@ def test_the_threshold_is_the_window_less_at_most_a_quarter(window: int, thresho
 
 
 def by_twos(body: Body) -> int:
-    """The tokens of a request for a server that counts two where the estimate is one."""
+    """The tokens of a request for a server that counts two if the estimate is one."""
     return len(json.dumps(body["messages"])) // 4 * 2
 
 
@@ -310,7 +310,7 @@ def test_what_was_counted_for_a_list_is_not_known_after_it_was_shortened(strateg
 
 
 def test_a_window_smaller_than_what_we_believe_runs_through_overflows() -> None:
-    """The server takes 8,000 tokens where we believe in 128,000."""
+    """The server takes 8,000 tokens while we believe in 128,000."""
     work = answering(dumping(12, 6_000))
     with ScriptedServer(
         lambda body: OVERFLOW if len(json.dumps(body)) // 4 > 8_000 else work(body)
@@ -349,7 +349,7 @@ def test_a_full_window_and_an_overflow_compact_and_go_on(first: Reply, trigger: 
     assert [(event.trigger, event.strategy) for event in compacted(seen)] == [(trigger, "summary")]
 
 
-def test_where_nothing_can_be_shortened_the_run_ends_with_the_limit() -> None:
+def test_if_nothing_can_be_shortened_the_run_ends_with_the_limit() -> None:
     """K05, K19: a pruning and a summary are the most; each counts."""
     with ScriptedServer(lambda body: OVERFLOW) as server:
         seen, result = ask(server, "x" * 5_000, hooks=Compaction(model_of(server)))
@@ -583,7 +583,7 @@ def test_what_something_newer_replaces_goes_first_then_what_was_touched_longest_
     assert by_touch == [1, 0, 5, 6, 7], "b was never touched again, a was edited"
 
 
-def test_output_that_the_model_has_not_seen_is_cut_to_shares_where_it_alone_is_too_much() -> None:
+def test_output_that_the_model_has_not_seen_is_cut_to_shares_if_it_alone_is_too_much() -> None:
     ids = [f"a{n}" for n in range(4)]
     messages = [
         user("go"),
@@ -599,7 +599,7 @@ def test_output_that_the_model_has_not_seen_is_cut_to_shares_where_it_alone_is_t
     assert len({len(o) for o in outputs}) == 1
 
 
-def test_new_output_stays_whole_where_only_old_output_has_no_room() -> None:
+def test_new_output_stays_whole_if_only_old_output_has_no_room() -> None:
     """A small amount to keep is no reason to cut what the model has just asked for."""
     old = [
         calling("b", "c"),

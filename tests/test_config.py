@@ -157,7 +157,7 @@ def of(source: str, way: dict[str, str]) -> dict[str, str]:
     "flag",
     ["", HERE.format(1000), THERE.format("flag")],
 )
-def test_a_key_goes_only_to_the_server_named_beside_it(settings: Sources, flag: str) -> None:
+def test_a_key_goes_only_to_the_server_named_next_to_it(settings: Sources, flag: str) -> None:
     """All combinations: what a source can have, for each of the three, and an address as a flag or
     none."""
     for ways in itertools.product(WAYS, repeat=3):
@@ -277,7 +277,7 @@ def test_another_machine_needs_a_key_and_https_or_the_users_word(settings: Sourc
 HEADERS = {"x-gateway-key": "gw-0123456789", "Authorization": "Bearer other-0123456789"}
 
 
-def test_headers_go_only_to_the_server_that_is_named_beside_them(settings: Sources) -> None:
+def test_headers_go_only_to_the_server_that_is_named_next_to_them(settings: Sources) -> None:
     server = {"OPENAI_API_KEY": "k", "OPENAI_MODEL": "m"}
     more = {"CODER_HEADERS": json.dumps(HEADERS)}
     flag = {"OPENAI_BASE_URL": HERE.format(1), "OPENAI_MODEL": "m"}

@@ -357,7 +357,7 @@ def test_a_full_disk_is_said_the_answer_comes_and_the_exit_code_is_not_zero(tmp_
         assert said(server)[-1] == "third"
 
 
-def test_a_new_conversation_begins_beside_a_damaged_file(tmp_path: Path) -> None:
+def test_a_new_conversation_begins_next_to_a_damaged_file(tmp_path: Path) -> None:
     """Its beginning is whole, so that it can be opened."""
     kept(tmp_path, "first", "one")
     with database(tmp_path).open("r+b") as file:
@@ -374,7 +374,7 @@ def test_a_new_conversation_begins_beside_a_damaged_file(tmp_path: Path) -> None
 # ---- the rows of a run ---------------------------------------------------------------------------
 
 
-def test_the_line_behind_a_run_fits_78_columns_whatever_there_is_to_say(tmp_path: Path) -> None:
+def test_the_line_after_a_run_fits_78_columns_whatever_there_is_to_say(tmp_path: Path) -> None:
     """What a long line leaves out first is the reasoning among the tokens, then what was cached."""
     usage = {"prompt_tokens": 123_456, "completion_tokens": 12_345}
     usage |= {"prompt_tokens_details": {"cached_tokens": 100_000}}
@@ -425,7 +425,7 @@ def test_the_seconds_of_a_run_leave_out_the_time_that_a_question_waited(tmp_path
 
 
 def test_a_blank_row_stands_above_an_answer_and_above_a_question(tmp_path: Path) -> None:
-    """And one is enough, where nothing stands between entry and question."""
+    """And one is enough, if nothing is between entry and question."""
     touch = Reply(calls=[("bash", {"command": "touch new"})])
     told = Reply("I need a file.", [("bash", {"command": "touch other"})])
     replies = [Reply("Hello."), touch, told, Reply("Done.")]
@@ -572,7 +572,7 @@ def test_a_full_context_is_no_answer_that_reached_the_output_limit(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only a sandbox guards files")
 def test_a_session_that_is_open_in_another_tab_was_not_killed(tmp_path: Path) -> None:
-    """Git's configuration changes beside the open session, by the user's own hand."""
+    """Git's configuration changes during the open session, by the user's own hand."""
 
     def script(body: Body) -> Reply:
         done = body["messages"][-1]["role"] == "tool"
@@ -657,7 +657,7 @@ def test_a_run_that_was_killed_can_be_undone_as_far_as_it_came(tmp_path: Path) -
         with Terminal(tmp_path, server, "-y") as session:
             session.say("first")
             session.enter("second")
-            session.until(lambda: len(server.requests) == 4, "the answer behind the tool")
+            session.until(lambda: len(server.requests) == 4, "the answer after the tool")
             session.kill(signal.SIGTERM)
             assert session.exit_code() == 143
         with Terminal(tmp_path, server, "-c") as session:
@@ -693,7 +693,7 @@ def test_ctrl_c_does_not_leave_an_undo_half_done(tmp_path: Path) -> None:
         session.say("change it")
         [states] = (session.home / ".data" / "coder" / "snapshots").glob("*.db")
         with contextlib.closing(sqlite3.connect(states, isolation_level=None)) as db:
-            db.execute("BEGIN IMMEDIATE")  # for which the undo waits, behind the files
+            db.execute("BEGIN IMMEDIATE")  # for which the undo waits, after the files
             session.enter("/undo")
             session.until(lambda: (session.ws / "a").read_text() == "old\n", "the file")
             # Not by a key, at which the kernel drops what is being printed
@@ -882,7 +882,7 @@ def test_the_agents_for_titles_summaries_and_compaction_are_those_of_their_files
         assert used > counted > 0
 
 
-def test_a_title_is_found_beside_the_first_run(tmp_path: Path) -> None:
+def test_a_title_is_found_during_the_first_run(tmp_path: Path) -> None:
     def script(body: Body) -> Reply:
         if "conversations their titles" in str(body["messages"][0]["content"]):
             return Reply("Counting all the sheep")

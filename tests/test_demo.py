@@ -1,4 +1,4 @@
-"""The demo: the script behind its server, what it says when tools fail, and the server for other
+"""The demo: the script of its server, what it says when tools fail, and the server for other
 clients and on bad days."""
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def test_what_is_no_request_is_an_error_of_the_client(body: str) -> None:
 
 
 def test_it_answers_as_a_stream_and_at_once() -> None:
-    """A stream has its usage only where it was asked for: simple clients read choices[0]."""
+    """A stream has its usage only if it was asked for: simple clients read choices[0]."""
     with serve(
         Reply(
             "I say",

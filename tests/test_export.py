@@ -159,7 +159,7 @@ def test_what_a_compaction_replaced_is_in_it_and_marked(store: Store, format_: F
 
 
 @pytest.mark.case("INV-03")
-def test_outputs_stand_with_their_calls_whole_also_where_they_were_pruned(store: Store) -> None:
+def test_outputs_are_shown_with_their_calls_whole_also_if_they_were_pruned(store: Store) -> None:
     """Servers exist that count the ids from zero in every answer."""
     pruned = kept(
         store,

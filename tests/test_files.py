@@ -115,17 +115,17 @@ FILES = {
         "src\\app.py",
     ],
 )
-def test_a_path_in_other_marks_is_read_where_it_is_certain(ws: Workspace, path: str) -> None:
+def test_a_path_in_other_marks_is_read_if_it_is_certain(ws: Workspace, path: str) -> None:
     ws.put(FILES)
     assert ws("read", path=path) == "one\ntwo\nthree"
     assert ws.asked == [("read", "src/app.py")]
 
 
-@pytest.mark.parametrize("behind", [":2", ":2-9", ":2:5", "#L2", "#L2-L3"])
-def test_a_line_behind_a_path_is_where_the_read_begins(ws: Workspace, behind: str) -> None:
+@pytest.mark.parametrize("suffix", [":2", ":2-9", ":2:5", "#L2", "#L2-L3"])
+def test_a_line_after_a_path_is_where_the_read_begins(ws: Workspace, suffix: str) -> None:
     ws.put(FILES)
-    assert ws("read", path=f"src/app.py{behind}") == "2\ttwo\n3\tthree"
-    assert ws("read", path=f"src/app.py{behind}", offset=3) == "3\tthree"
+    assert ws("read", path=f"src/app.py{suffix}") == "2\ttwo\n3\tthree"
+    assert ws("read", path=f"src/app.py{suffix}", offset=3) == "3\tthree"
 
 
 def test_a_file_that_is_there_by_an_odd_name_is_read_by_it(ws: Workspace) -> None:
@@ -300,17 +300,17 @@ def test_reading_outside_the_workspace_asks_for_the_place(
             ("external_directory", str(tmp_path / "secret")),
             ("read", str(tmp_path / "secret")),
         ]
-    beside = tmp_path / "ws-evil"
+    neighbour = tmp_path / "ws-evil"
     tools = Workspace(ws.folder, read, ls, grep, glob)
     for name, arguments in (
         ("read", {"path": "../ws-evil/x"}),
-        ("ls", {"path": str(beside)}),
+        ("ls", {"path": str(neighbour)}),
         ("glob", {"pattern": "*", "path": "../ws-evil"}),
-        ("grep", {"pattern": "x", "path": str(beside)}),
+        ("grep", {"pattern": "x", "path": str(neighbour)}),
     ):
         tools.asked.clear()
         tools(name, **arguments)
-        place = beside / "x" if name == "read" else beside
+        place = neighbour / "x" if name == "read" else neighbour
         assert ("external_directory", str(place)) in tools.asked, name
 
 
@@ -355,7 +355,7 @@ def test_files_with_odd_names_are_listed_read_and_written(ws: Workspace) -> None
 
 
 @pytest.mark.case("FIL-19", "FIL-20")
-def test_a_file_is_created_and_overwritten_where_it_is_as_it_was_read(ws: Workspace) -> None:
+def test_a_file_is_created_and_overwritten_if_it_is_as_it_was_read(ws: Workspace) -> None:
     assert ws("write", path="a/b/c.txt", content="one\ntwö\n") == "Created a/b/c.txt (2 lines)."
     assert ws.asked == [("edit", "a/b/c.txt")]
     file = ws.folder / "a"
@@ -511,7 +511,7 @@ def test_a_folder_that_another_makes_at_the_same_time_is_taken(
 
 @pytest.fixture
 def full_disk() -> Iterator[None]:
-    """A limit of 4 KiB on the size of files stands for it."""
+    """A limit of 4 KiB on the size of files is used in its place."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     yield

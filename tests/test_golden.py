@@ -261,7 +261,7 @@ STORIES: dict[str, tuple[Any, ...]] = {
         run_end stop 'Four.' steps=1
         """,
     ),
-    # P60, P33: start, end, then the result as a message; the step ends behind it
+    # P60, P33: start, end, then the result as a message; the step ends after it
     "an answer with a tool": (
         [
             Reply(calls=[("add", {"a": 2, "b": 2})]),
@@ -280,7 +280,7 @@ STORIES: dict[str, tuple[Any, ...]] = {
         """,
         answered("Four.", 2),
     ),
-    # P61, P36: the queue is asked at the start and behind each tool: the second time is behind the
+    # P61, P36: the queue is asked at the start and after each tool: the second time is after the
     # first tool
     "steering between two tools": (
         [TWO, Reply("Stopped.")],
@@ -317,7 +317,7 @@ STORIES: dict[str, tuple[Any, ...]] = {
         """,
         answered("Two.", 2),
     ),
-    # the half answer has a start and no end: `retry` stands in its place
+    # the half answer has a start and no end: `retry` comes in its place
     "retries": (
         [
             Reply("half an", cut=3),

@@ -112,7 +112,7 @@ def result(call_id: str, content: Any = "ok") -> Message:
 
 
 REPAIRS: dict[str, tuple[list[Message], list[Any]]] = {
-    "a call without a result gets one right behind it": (
+    "a call without a result gets one right after it": (
         [
             user("go"),
             call("a", "b"),

@@ -212,7 +212,7 @@ def test_an_open_guard_reports_once_and_goes_on(place: str, broken: Any) -> None
 
 
 @pytest.mark.parametrize("place", ["before_tool_call", "after_tool_call", "before_llm_call"])
-def test_a_closed_guard_rejects_what_its_hook_stands_before_or_behind(place: str) -> None:
+def test_a_closed_guard_rejects_what_its_hook_checks_before_or_after(place: str) -> None:
     guard = Guard(FunctionHooks(**{place: fails}), name="mine", closed=True)
     with serve(ONE, Reply("done")) as server:
         events, result = ask(server, tools=[add], hooks=guard)
@@ -332,7 +332,7 @@ def test_an_answer_that_is_cut_is_a_failure(tmp_path: Path, size: int, expected:
     assert result_of(chain)[0].startswith(expected)
 
 
-def test_a_command_is_asked_for_the_tools_it_names_beside_its_file(tmp_path: Path) -> None:
+def test_a_command_is_asked_for_the_tools_it_names_besides_its_file(tmp_path: Path) -> None:
     entry = {"command": "pwd > here; exit 2", "tools": "bash|edit"}
     assert result_of(commands(tmp_path, before_tool_call=entry))[0] == "3"
     assert not (tmp_path / "here").exists()

@@ -1,7 +1,7 @@
 """The indentation that a model leaves out: what edit and apply_patch make of it is what was meant,
 or a refusal.
 
-Edits are made from the source of the standard library: what stands there is the text that was
+Edits are made from the source of the standard library: what is there is the text that was
 meant, and the file is what it was before a statement was added, put into a block or written in
 several lines.
 """
@@ -221,7 +221,7 @@ FORMS = {
 def test_an_edit_of_real_source_is_the_one_that_was_meant_or_is_refused(
     ws: Workspace, form: str, style: str
 ) -> None:
-    """Both tools; apply_patch where the old lines are one, or lack the same."""
+    """Both tools; apply_patch if the old lines are one, or lack the same."""
     count = Counter[str]()
     chance = random.Random(20)
     newline = "\r\n" if style == "CRLF" else "\n"

@@ -49,7 +49,7 @@ def users(body: Body) -> list[Any]:
 
 
 def waiting_for(name: str) -> Reply:
-    """A command that runs until the file `name` is there, and one behind it."""
+    """A command that runs until the file `name` is there, and one after it."""
     wait = f"until [ -e {name} ]; do sleep 0.02; done; echo over"
     return Reply(
         calls=[
@@ -232,7 +232,7 @@ def test_esc_twice_goes_back_to_before_an_entry_that_is_chosen(tmp_path: Path) -
 
 
 def test_a_paste_that_is_taller_than_the_screen_is_folded_and_sent_whole(tmp_path: Path) -> None:
-    """Where the cursor is; at its recall from the history, too. Others stand in the line as they
+    """Where the cursor is; at its recall from the history, too. Others are in the line as they
     are."""
     tall, other = ("\n".join(f"{word} {n}" for n in range(60)) for word in ("line", "row"))
     wide = "wide " * 2000
@@ -416,7 +416,7 @@ def test_what_is_not_entered_stands_at_the_prompt_and_lines_in_history(tmp_path:
         assert users(server.requests[-1])[-1] == "in between"
 
 
-def test_a_command_that_is_stopped_stops_those_behind_it(tmp_path: Path) -> None:
+def test_a_command_that_is_stopped_stops_those_after_it(tmp_path: Path) -> None:
     replies = waiting_for("go"), Reply("done")
     with serve(*replies) as server, Terminal(tmp_path, server, "-y") as session:
         begin(session)
@@ -519,7 +519,7 @@ ASK_USER = "ask_user", {"question": "Which?", "options": []}
 
 @pytest.mark.parametrize("typed", ["", "a reason", "answer: "])
 def test_esc_at_a_question_stops_the_run(tmp_path: Path, typed: str) -> None:
-    """Also where words have been begun, and at a question of the model's."""
+    """Also if words have been begun, and at a question of the model's."""
     call = ASK_USER if typed == "answer: " else ("bash", {"command": "touch made"})
     replies = (
         Reply(
@@ -694,7 +694,7 @@ def test_without_readline_lines_and_answers_end_with_enter(tmp_path: Path) -> No
         assert (session.ws / "here").exists()
         session.say("and on")
         assert users(server.requests[-1]) == ["go", "and on"]
-        assert session.say("/undo").endswith("\r\nand on"), "it stands above the prompt"
+        assert session.say("/undo").endswith("\r\nand on"), "it is above the prompt"
 
 
 LIBEDIT = """
@@ -719,7 +719,7 @@ def test_a_terminal_that_is_gone_ends_a_session_on_libedit(tmp_path: Path) -> No
     with serve(echo) as server, Run(tmp_path, server, **shadow) as session:
         session.expect("❯ ")
         session.settled()
-        session.hang_up()  # behind which no process may be left
+        session.hang_up()  # after which no process may be left
 
 
 def test_on_libedit_queued_lines_stand_above_the_prompts_one_by_one(tmp_path: Path) -> None:
@@ -769,7 +769,7 @@ EXACT = [
 def test_what_a_key_would_allow_for_the_session(
     permission: str, pattern: str, remember: str, offers: dict[str, str]
 ) -> None:
-    """An exact rule is not offered where a star or a list of files would make a pattern of it."""
+    """An exact rule is not offered if a star or a list of files would make a pattern of it."""
     asked = PermissionAsked("1", permission, pattern, remember)
     assert {key: stored for key, (_, stored) in always_offers(asked).items()} == offers
 

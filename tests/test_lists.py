@@ -1,6 +1,6 @@
 """The lists that protect something, row by row as docs/security.md and docs/settings.md have them.
 
-What stands in a document and not in the code fails here. A list that grows, grows in both.
+What is in a document and not in the code fails here. A list that grows, grows in both.
 """
 
 from __future__ import annotations
@@ -372,7 +372,7 @@ def test_a_command_with_an_option_that_does_more_asks(repo: Path, command: str) 
 
 
 @pytest.mark.parametrize("command", members(SHOWING))
-def test_a_command_that_shows_files_asks_where_one_may_be_secret(
+def test_a_command_that_shows_files_asks_if_one_may_be_secret(
     ws: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     if command.startswith("rg") and not shutil.which("rg"):
@@ -406,7 +406,7 @@ def test_a_builtin_that_evaluates_a_name_makes_a_line_not_plain(word: str) -> No
 
 
 def configured(repo: Path, text: str) -> bool:
-    """Whether `git status` runs unasked where this is added to the repository's configuration."""
+    """Whether `git status` runs unasked if this is added to the repository's configuration."""
     config = repo / ".git" / "config"
     before = config.read_text()
     try:

@@ -131,12 +131,12 @@ def pieces(asked):
         answer["error"] = {"code": -32601, "message": "Method not found"}
     if given.get("name") == "large_last":
         answer["id"] = answer.pop("id")
-    before, called, behind = json.dumps(answer).partition("called")
+    before, called, after = json.dumps(answer).partition("called")
     yield before + called
     if given.get("name", "").startswith("large"):
         for _ in range(100):
             yield "x" * 1_000_000
-    yield behind
+    yield after
 
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
@@ -294,7 +294,7 @@ def test_a_program_gets_no_key_and_starts_in_the_configuration_folder(servers: S
         assert header == "key word"
 
 
-def test_what_a_server_says_beside_fills_no_disk(servers: Servers, tmp_path: Path) -> None:
+def test_what_a_server_says_besides_fills_no_disk(servers: Servers, tmp_path: Path) -> None:
     with serve(
         Reply(calls=[("io__chat", {"file": str(tmp_path / "ok")})]),
         Reply(""),

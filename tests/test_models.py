@@ -69,7 +69,7 @@ def test_a_name_that_is_missing_or_wrong_is_answered_with_those_that_there_are(
     assert said in done.stdout + done.stderr
 
 
-def test_a_server_that_is_not_there_is_the_reason_where_no_model_is_named(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_the_reason_if_no_model_is_named(tmp_path: Path) -> None:
     with having("m") as server:
         pass
     with Terminal(tmp_path / "a", server) as session:
@@ -153,7 +153,7 @@ def test_a_first_start_is_one_screen_and_for_programs_one_line(tmp_path: Path) -
     assert_one_line(done, "no key: set OPENAI_API_KEY")
 
 
-def test_a_model_is_asked_for_where_a_server_has_several(tmp_path: Path) -> None:
+def test_a_model_is_asked_for_if_a_server_has_several(tmp_path: Path) -> None:
     with having(*LOCAL) as server:
         for answer, chosen in (("2", "llama3.2:3b"), ("qwen3:8b", "qwen3:8b")):
             session = Terminal(tmp_path, server, "hi", OPENAI_MODEL="")

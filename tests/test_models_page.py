@@ -1,5 +1,5 @@
-"""docs/models.md: its adapter for a Messages API, as it stands there, against a server; a trace of
-any model."""
+"""docs/models.md: its adapter for a Messages API, as it is there, against a server; a trace of any
+model."""
 
 from __future__ import annotations
 

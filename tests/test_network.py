@@ -205,7 +205,7 @@ def test_a_certificate_that_is_refused_is_said_at_once(
 def test_authorities_may_be_configured(
     certificates: Path, monkeypatch: pytest.MonkeyPatch, variable: str, authority: str
 ) -> None:
-    """Also those that Python refuses from 3.13 on where they are the system's, and one that is
+    """Also those that Python refuses from 3.13 on if they are the system's, and one that is
     between."""
     place = f"{authority}.pem" if variable == "SSL_CERT_FILE" else f"{authority}-folder"
     monkeypatch.setenv(variable, str(certificates / place))
@@ -213,7 +213,7 @@ def test_authorities_may_be_configured(
         assert talk(server.url)[1].text == "well"
 
 
-def test_where_python_knows_no_authorities_the_clients_own_library_finds_them(
+def test_if_python_knows_no_authorities_the_clients_own_library_finds_them(
     certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As some builds of Python are: an empty variable takes the place of what was compiled in."""
@@ -306,7 +306,7 @@ THERE = "https://llm.example/v1"
         ("ALL_PROXY", "502 Bad Gateway", True),  # it may reach the server later
     ],
 )
-def test_a_refusing_proxy_is_named_and_asked_again_where_it_fails(
+def test_a_refusing_proxy_is_named_and_asked_again_if_it_fails(
     monkeypatch: pytest.MonkeyPatch, name: str, status: str, passes: bool
 ) -> None:
     def refuse(caller: socket.socket) -> None:
@@ -454,12 +454,12 @@ NO_PROXY = [  # host and port of a server, the entries that except it, the entri
 
 
 @pytest.mark.parametrize(
-    ("place", "within", "beside"),
+    ("place", "within", "outside"),
     NO_PROXY,
     ids=lambda value: value[:20],
 )
 def test_no_proxy_lists_names_addresses_and_networks(
-    monkeypatch: pytest.MonkeyPatch, place: str, within: str, beside: str
+    monkeypatch: pytest.MonkeyPatch, place: str, within: str, outside: str
 ) -> None:
     url = f"https://{place}/v1"
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
@@ -470,7 +470,7 @@ def test_no_proxy_lists_names_addresses_and_networks(
             for entries in (entry, f"x.example,{entry}", f" local {entry.upper()} "):
                 monkeypatch.setenv(name, entries)
                 assert proxy_of(url) is None, entries
-        for entries in (*beside.split(", "), beside, ",", ""):
+        for entries in (*outside.split(", "), outside, ",", ""):
             monkeypatch.setenv(name, entries)
             assert proxy_of(url), entries
 
@@ -685,7 +685,7 @@ JSON_BODY = b'{"choices": [{"message": {"content": "well"}, "finish_reason": "st
 def test_an_odd_head_is_read_and_an_answer_that_is_none_ends_at_once(
     answer: bytes, said: str, kind: str
 ) -> None:
-    """The connection stays open where the answer says where it ends."""
+    """The connection stays open if the answer says where it ends."""
     stays = not (answer.startswith(OK + b"\r\n"))
     done = threading.Event()
 
@@ -787,7 +787,7 @@ SURPLUS = OK + LENGTH % (len(EVIL), EVIL)
     [True, False],
     ids=["TLS", "plain"],
 )
-def test_what_comes_behind_an_answer_is_no_answer_to_the_next_request(
+def test_what_comes_after_an_answer_is_no_answer_to_the_next_request(
     certificates: Path, monkeypatch: pytest.MonkeyPatch, secure: bool, apart: bool, framing: str
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates / "ca.pem"))
@@ -883,7 +883,7 @@ def explained(reply: Reply, path: Callable[[str], str] = lambda url: url) -> str
     return explain(error).replace(f"http://127.0.0.1:{server.port}", "URL")
 
 
-def test_a_break_in_the_middle_of_an_answer_is_said_with_what_may_be_behind_it() -> None:
+def test_a_break_in_the_middle_of_an_answer_is_said_with_its_likely_cause() -> None:
     for reply in Reply("half an answer", cut=2, close="reset"), Reply("half an answer", cut=2):
         text = explained(reply)
         assert "in the middle of the answer" in text or "cut off" in text

@@ -63,7 +63,7 @@ def test_nothing_imports_what_nothing_asks_for() -> None:
 @pytest.mark.parametrize("modules", OPTIONAL)
 def test_everything_else_works_without_it(tmp_path: Path, modules: str) -> None:
     copy = tmp_path / "copy"
-    # With what is compiled, but not what is being compiled beside this test
+    # With what is compiled, but not what is being compiled during this test
     shutil.copytree(PACKAGE, copy / "coder", ignore=shutil.ignore_patterns("*.pyc.*"))
     for removed in (copy / "coder" / module for module in modules.split()):
         shutil.rmtree(removed) if removed.is_dir() else removed.with_suffix(".py").unlink()

@@ -110,7 +110,7 @@ def test_nothing_outlives_the_program(tmp_path: Path, seconds: str, end: str, sa
 
 @landlock
 def test_a_hook_that_was_to_come_later_does_not_come(tmp_path: Path) -> None:
-    """And what stands in the record of the guarded files is gone with the session."""
+    """And what is in the record of the guarded files is gone with the session."""
     (tmp_path / "ws").mkdir()
     shell(tmp_path / "ws", "git init -q")
     late = f"until [ -e go ]; do sleep 0.02; done; {PLANT}; touch over"
@@ -212,7 +212,7 @@ def test_what_the_user_has_started_outlives_the_program(tmp_path: Path, seconds:
         assert sleeping(seconds)
 
 
-def test_beside_what_the_user_has_started_no_orphan_of_a_command_is_left(
+def test_next_to_what_the_user_has_started_no_orphan_of_a_command_is_left(
     tmp_path: Path, seconds: str
 ) -> None:
     """The user's, without a session of its own, is a child of the program as the orphans are."""
@@ -335,7 +335,7 @@ print([each.poll() for each in mine], list((ws.folder.parent / "data").rglob("*.
 
 
 @landlock
-def test_the_record_stays_where_something_could_go_on(repository: Path, seconds: str) -> None:
+def test_the_record_stays_if_something_could_go_on(repository: Path, seconds: str) -> None:
     """Without what proves that signals are limited, nothing unmarked is ended; the next start
     reports what has changed."""
     script = """

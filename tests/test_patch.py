@@ -349,7 +349,7 @@ def test_a_file_that_is_there_is_written_anew_if_it_was_read(ws: Patching) -> No
         assert "a.py changed on disk since it was read" in ws.refused(section)
 
 
-def test_a_file_that_has_changed_since_it_was_read_is_changed_where_the_text_is_exact(
+def test_a_file_that_has_changed_since_it_was_read_is_changed_if_the_text_is_exact(
     ws: Patching,
 ) -> None:
     ws.put({"a.py": "one\ntwo\n"})

@@ -143,7 +143,7 @@ def test_a_file_of_rules_that_is_none_is_an_error(tmp_path: Path, text: str, pro
     assert "is ignored" in note
 
 
-def test_the_users_rules_are_not_read_where_others_may_have_written_them(tmp_path: Path) -> None:
+def test_the_users_rules_are_not_read_if_others_may_have_written_them(tmp_path: Path) -> None:
     path = tmp_path / "permissions.json"
     assert load_rules(path) == []
     path.write_text('{"read": {"~/x": "deny"}}')
@@ -233,7 +233,7 @@ DECIDED = r"""
 {"bash": {"ls *": "allow"}} => a => 'ls -la' x
 # a command of any length is denied, one that is not read is asked about
 {"bash": {"*": "allow", "touch *": "deny"}} => da => LONGtouch x ¦ LONGtrue
-# behind a command that may have changed it a path is not trusted; a pipe has no path
+# after a command that may have changed it a path is not trusted; a pipe has no path
 {"bash": {"ln *": "allow", "make": "allow"}} ~
  => aya => ln -s / r && cat r/x ¦ make | tail -n 5 ¦ make && cat f
 {"read": {"sub/*": "deny"}} => a => cat sub/g
@@ -298,7 +298,7 @@ GUARDED = """.git/config .git/hooks/pre-commit sub/.GIT/config AGENTS.md sub/cla
 
 
 @pytest.mark.parametrize("path", GUARDED.split())
-def test_what_gives_orders_is_asked_about_even_where_edits_are_allowed(path: str) -> None:
+def test_what_gives_orders_is_asked_about_even_if_edits_are_allowed(path: str) -> None:
     given = permissions({"edit": "allow"}, flags=["edit"])
     given.memory.append(Rule("edit", "*", "allow", "you", False))
     decision = given.decide("edit", path, Path("/"))
@@ -425,7 +425,7 @@ def test_the_user_is_shown_what_will_run_and_answers(ws: Path) -> None:
     assert [event.answer for event in asked] == ["always", "no"]
 
 
-def test_a_pattern_of_the_users_own_is_remembered_where_something_may_be(ws: Path) -> None:
+def test_a_pattern_of_the_users_own_is_remembered_if_something_may_be(ws: Path) -> None:
     def answer(event: PermissionAsked) -> None:
         if "rm" not in event.pattern:
             event.reply("always", remember="touch *" if "touch" in event.pattern else "*")
@@ -491,7 +491,7 @@ def test_a_patch_is_asked_about_with_all_its_paths_and_takes_the_strictest_answe
     assert not (ws / "B.md").exists()
 
 
-def test_where_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> None:
+def test_if_nobody_can_be_asked_the_answer_is_no_and_says_how(ws: Path) -> None:
     paths = [("read", {"path": path}) for path in (".env", "../f", "f")]
     edits = [("write", {"path": path, "content": "n"}) for path in (".git/config", "new")]
     calls = [

@@ -226,7 +226,7 @@ def test_what_is_shown_of_an_output(name: str) -> None:
 
 @pytest.mark.parametrize("size", [4096, 65536])
 def test_what_is_saved_of_an_output_is_bounded(size: int) -> None:
-    """In pieces that end before, at and behind the bound; the tail that is shown is the newest."""
+    """In pieces that end before, at and after the bound; the tail that is shown is the newest."""
     for bound in (100_000, 2 * 65536, 28_001):
         output = Output(max_saved=bound)
         sent = b"".join(b"%07d\n" % n for n in range(40_000))

@@ -567,7 +567,7 @@ def say(text: str) -> str:
     return text
 
 
-def test_each_turn_has_its_own_pictures_and_a_user_message_comes_behind_them() -> None:
+def test_each_turn_has_its_own_pictures_and_a_user_message_comes_after_them() -> None:
     second = [words("x"), picture("B"), words("y")]
     history = [
         calling(call("a")),

@@ -77,7 +77,7 @@ def test_the_users_come_first_then_from_the_repositorys_root_down(tmp_path: Path
         (ws / "a" / "CLAUDE.md", "a"),
         (ws / "a" / "b" / "AGENTS.md", "  \n"),
         (ws / "a" / "b" / "c" / "AGENTS.md", "c"),
-        (ws / "a" / "b" / "c" / "ETCODE.md", "beside it"),
+        (ws / "a" / "b" / "c" / "ETCODE.md", "next to it"),
     ):
         put(path, text)
     assert paths(ws / "a") == ["CLAUDE.md"], "without a repository"

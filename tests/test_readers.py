@@ -176,7 +176,7 @@ def test_no_repository_shows_what_is_elsewhere_or_secret_unasked(repo: Path, mad
 
 
 @needs_rg
-def test_rg_is_free_where_all_that_it_would_search_may_be_read(repo: Path) -> None:
+def test_rg_is_free_if_all_that_it_would_search_may_be_read(repo: Path) -> None:
     assert free(repo, "rg -ng '*.py' x sub")
     shell(repo, "mkdir venv; echo x | tee venv/a.pem > .env; printf '.env\\nvenv\\n' > .gitignore")
     assert [command for command in SEARCHING if not free(repo, command)] == []
@@ -186,7 +186,7 @@ def test_rg_is_free_where_all_that_it_would_search_may_be_read(repo: Path) -> No
 
 
 @needs_rg
-def test_rg_is_not_free_where_it_counts_a_file_as_ignored_from_elsewhere_only(repo: Path) -> None:
+def test_rg_is_not_free_if_it_counts_a_file_as_ignored_from_elsewhere_only(repo: Path) -> None:
     """Before ripgrep 15, what the .gitignore of a folder above says depends on how a folder is
     named."""
     shell(repo, "echo x > sub/secrets.json; echo /sub/secrets.json > .gitignore")
@@ -196,7 +196,7 @@ def test_rg_is_not_free_where_it_counts_a_file_as_ignored_from_elsewhere_only(re
 
 
 @pytest.mark.parametrize("rg", ["printf 'file\\0'; kill -9 $$", "sleep 0.1"])
-def test_rg_is_not_free_where_its_list_is_cut_or_takes_too_long(
+def test_rg_is_not_free_if_its_list_is_cut_or_takes_too_long(
     repo: Path, monkeypatch: pytest.MonkeyPatch, rg: str
 ) -> None:
     """All of a line has one time: a hundred of them do not take a hundred times as long."""

@@ -45,7 +45,7 @@ def relaying(upstream: str, origin: str = "") -> Iterator[str]:
         server.shutdown()
 
 
-def behind(url: str, token: str = TOKEN) -> ChatModel:
+def through(url: str, token: str = TOKEN) -> ChatModel:
     return ChatModel("m", base_url=f"{url}/v1", api_key=token)
 
 
@@ -62,13 +62,13 @@ def send(
     return answer, text
 
 
-def test_an_agent_behind_a_relay_works_as_one_before_the_model() -> None:
+def test_an_agent_with_a_relay_works_as_one_before_the_model() -> None:
     """P57, P58: the same requests, the same events, the same list; the key where the token was."""
     seen: list[list[str]] = []
     for relayed in (False, True):
         replies = Reply("Let me see.", ONE.calls, reasoning="Hm, a sum."), Reply("Three.")
         with serve(*replies) as upstream, relaying(upstream.url) as url:
-            model = behind(url) if relayed else ChatModel("m", base_url=upstream.url)
+            model = through(url) if relayed else ChatModel("m", base_url=upstream.url)
             agent = Agent(model, tools=[add], system="Be brief.", retry=FAST)
             events: list[Event] = []
             agent.subscribe(events.append)
@@ -136,7 +136,7 @@ def test_an_error_of_the_server_arrives_without_the_key(reply: Reply, kind: str)
         relaying(upstream.url) as url,
         pytest.raises(ModelError) as raised,
     ):
-        drive(behind(url).stream(Request(ASKED["messages"]), Abort()))
+        drive(through(url).stream(Request(ASKED["messages"]), Abort()))
     error = raised.value
     assert error.kind == kind
     assert KEY not in f"{error.message}{error.request_id}"
@@ -155,7 +155,7 @@ def test_a_server_that_is_not_there_is_reported() -> None:
 def test_an_abort_of_the_client_ends_the_request_to_the_model() -> None:
     reply = Reply("a long answer " * 500, pace=0.05)
     with serve(reply) as upstream, relaying(upstream.url) as url, promptly(20):
-        agent = Agent(behind(url), retry=FAST)
+        agent = Agent(through(url), retry=FAST)
         agent.subscribe(lambda event: agent.abort() if isinstance(event, TextDelta) else None)
         assert agent.run("hi").stop_reason == "aborted"
         until(lambda: upstream.gone == 1)
@@ -166,7 +166,7 @@ def test_a_token_is_asked_for_before_each_call() -> None:
     tokens = iter([TOKEN, "another", "wrong"])
     with serve(ONE, Reply("3")) as server, relaying(server.url) as url:
         agent = Agent(
-            behind(url, "old"),
+            through(url, "old"),
             tools=[add],
             get_api_key=lambda: next(tokens),
             retry=FAST,

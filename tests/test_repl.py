@@ -20,7 +20,7 @@ def echo(body: Body) -> Reply:
 
 
 def sent(body: Body) -> list[Any]:
-    """The messages behind the system's."""
+    """The messages after the system's."""
     return [message["content"] for message in body["messages"][1:]]
 
 
@@ -142,10 +142,10 @@ def test_a_command_of_ones_own_is_added_but_not_with_two_marks(tmp_path: Path) -
             for text in sent(server.requests[0])
         ]
         assert outputs == ["a\nb\n[exit code 3]", "twored\n\nend", "(no output)", "abc", "well?"]
-        session.say("!echo behind the run")
+        session.say("!echo after the run")
         session.say("/undo")  # takes back the run alone
         session.say("")
-        assert ["behind the run" in text for text in sent(server.requests[1])] == [
+        assert ["after the run" in text for text in sent(server.requests[1])] == [
             *[False] * 4,
             True,
             False,
@@ -187,7 +187,7 @@ def bash(*commands: str) -> Reply:
 
 @pytest.mark.parametrize("columns", [40, 120])
 def test_one_key_answers_a_question_and_words_are_a_reason(tmp_path: Path, columns: int) -> None:
-    """What is to be done stands directly above the answer; "always" holds for exactly that command,
+    """What is to be done is directly above the answer; "always" holds for exactly that command,
     or for the pattern."""
     replies = touch(*"abaacdfgh"), bash("git gc --auto", "git gc"), Reply("done")
     with serve(*replies) as server, Terminal(tmp_path, server) as session:
@@ -353,7 +353,7 @@ def test_another_model_or_level_of_reasoning_holds_from_the_next_request_on(tmp_
         assert sent(server.requests[-1]) == ["five"]
 
 
-def test_an_error_is_one_line_and_costs_are_said_where_prices_are(tmp_path: Path) -> None:
+def test_an_error_is_one_line_and_costs_are_said_if_prices_are_set(tmp_path: Path) -> None:
     prices = tmp_path / "prices.json"
     prices.write_text('{"script": {"input": 1000, "output": 1000}}')
     refused = Reply("No \x1b[31msuch\x07 key", status=401, headers={"x-request-id": "req_7"})

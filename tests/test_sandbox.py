@@ -288,7 +288,7 @@ def test_the_network_can_be_turned_off_which_the_model_is_told(ws: Path) -> None
 @seccomp
 @pytest.mark.parametrize("abi", [None, 3])
 def test_without_a_network_there_are_sockets_for_this_machine_only(abi: int | None) -> None:
-    """Also where Landlock knows no TCP."""
+    """Also if Landlock knows no TCP."""
     script = """
 import ctypes, socket, sys
 def denied(work):
@@ -592,7 +592,7 @@ def test_outside_the_sandbox_a_new_permission_is_needed(ws: Path) -> None:
         *(Permissions(yolo=True), None),
     ],
 )
-def test_where_nobody_can_be_asked_it_is_denied(ws: Path, permissions: Permissions | None) -> None:
+def test_if_nobody_can_be_asked_it_is_denied(ws: Path, permissions: Permissions | None) -> None:
     runs = Runs(ws, *filter(None, [permissions]))
     for value in (True, "true"):
         assert runs("echo a > ../new", unconfined=value).startswith("Denied")

@@ -1,4 +1,4 @@
-"""The screen: what may reach a terminal, where lines break, what stands on it while the user waits,
+"""The screen: what may reach a terminal, where lines break, what is on it while the user waits,
 what is shown of events.
 
 The last are those of sub-agents, too: whose line is whose, and how their questions look.
@@ -205,7 +205,7 @@ Steps = st.lists(
     ]
 )
 def test_what_waits_or_is_typed_never_tears_what_is_written(steps: list[tuple[str, str]]) -> None:
-    """The same rows stand there in the end as where nothing was ever shown below them."""
+    """The same rows are there in the end as if nothing was ever shown below them."""
     shown = []
     for without in ("", "status typed"):
         stream = Tty()
@@ -306,7 +306,7 @@ def tool(
 CHANGES = "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n-A = 1\n+A      = 1\n \tx  = 2\n"
 
 
-def test_what_stands_behind_its_question_is_not_shown_again_but_that_of_a_later_call_is() -> None:
+def test_what_was_shown_with_its_question_is_not_shown_again_but_that_of_a_later_call_is() -> None:
     made = ToolEnd(
         "1",
         "edit",
@@ -421,7 +421,7 @@ def test_red_is_a_failure_of_ours_and_no_decision_of_the_user(content: str, colo
     assert f"\x1b[1;{colour}m✗" in show(end, stream=Tty())
 
 
-def test_what_is_left_of_the_context_stands_behind_a_run_and_little_is_warned_of() -> None:
+def test_what_is_left_of_the_context_is_shown_after_a_run_and_little_is_warned_of() -> None:
     end = events.RunEnd("stop", "well", Usage(800, 50), 1)
     done, warning = show(end, context_used=lambda: 0.85).splitlines()
     facts = r"done · 1 step · 800 in, 50 out · 15 % of the context left · [\d.]+ s"

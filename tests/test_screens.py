@@ -3,7 +3,7 @@
     STORE_SCREENS=1 pytest tests/test_screens.py    stores what is seen now; its diff in
     tests/data/screens is to be read
 
-A row stands there as its text; `‹bold red›` begins a style, and `‹›` ends it.
+A row is its text; `‹bold red›` begins a style, and `‹›` ends it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ ANSWERS |= {
 
 
 class Styled(pyte.HistoryScreen):
-    """A terminal with what has left it at the top. pyte knows no dim text: it stands as one that
+    """A terminal with what has left it at the top. pyte knows no dim text: it is shown as one that
     blinks."""
 
     def select_graphic_rendition(self, *attributes: int, **more: bool) -> None:

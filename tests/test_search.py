@@ -57,8 +57,8 @@ def fails(folder: Path, tool: str, **arguments: Any) -> str:
 
 
 def grepped(folder: Path, pattern: str, **arguments: Any) -> list[str]:
-    """The lines of a grep that goes well, each with its file's name before it, without what is said
-    beside."""
+    """The lines of a grep that goes well, each with its file's name before it, without
+    remarks."""
     found = list[str]()
     name = ""
     for line in text(folder, "grep", pattern=pattern, **arguments).splitlines():
@@ -94,7 +94,7 @@ def test_a_match_is_path_number_and_line_in_order_of_paths(tmp_path: Path, engin
     found = grepped(tmp_path, r"\bos\b")
     assert found == ["a.py:1:import os", "a.py:3:    x = os.sep", "sub/b.py:1:os"]
     shown = "a.py\n1:import os\n3:    x = os.sep\n\nsub/b.py\n1:os"
-    assert text(tmp_path, "grep", pattern=r"\bos\b") == shown, "a file's name stands once"
+    assert text(tmp_path, "grep", pattern=r"\bos\b") == shown, "a file's name is shown once"
     nothing = "No matches (ignored and secret files are skipped)."
     assert text(tmp_path, "grep", pattern="absent") == nothing
 

@@ -271,7 +271,7 @@ def test_each_queue_can_be_cleared_and_told_how_much_to_give() -> None:
 
 
 def test_steering_during_the_last_answer_goes_on_with_the_run() -> None:
-    """P26, P27: pi asks behind turn_end, whether there were tools or not, and before it asks for
+    """P26, P27: pi asks after turn_end, whether there were tools or not, and before it asks for
     follow-ups."""
     left = ["wait"]
     with serve(Reply("fine"), Reply("waiting")) as server:
@@ -306,7 +306,7 @@ def test_a_passing_failure_after_an_abort_is_the_abort() -> None:
 
 
 def test_how_long_to_wait_is_a_strategy_that_can_be_replaced() -> None:
-    """K26: by provider, by kind, by what the server says; also where an error is mostly final."""
+    """K26: by provider, by kind, by what the server says; also if an error is mostly final."""
     asked: list[tuple[str, int]] = []
 
     class Patient(RetryPolicy):
@@ -331,7 +331,7 @@ def test_how_long_to_wait_is_a_strategy_that_can_be_replaced() -> None:
         assert len(server.requests) == 5
 
 
-def test_where_compaction_is_used_up_the_run_goes_on_without_it() -> None:
+def test_if_compaction_is_used_up_the_run_goes_on_without_it() -> None:
     """K05: twice in a row, and a completed step begins a new row."""
     triggers: list[str] = []
     hooks = FunctionHooks(on_length=lambda messages, trigger, *_: not triggers.append(trigger))

@@ -579,7 +579,7 @@ def test_curl_alone_is_a_client(served: Served) -> None:
     assert '"status":"completed"' in done.stdout
 
 
-def test_the_extra_is_named_where_it_is_missing(tmp_path: Path, model: ScriptedServer) -> None:
+def test_the_extra_is_named_if_it_is_missing(tmp_path: Path, model: ScriptedServer) -> None:
     for name in ("starlette", "uvicorn"):
         (tmp_path / "shadow" / name).mkdir(parents=True)
         (tmp_path / "shadow" / name / "__init__.py").write_text("raise ModuleNotFoundError\n")

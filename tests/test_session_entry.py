@@ -607,7 +607,7 @@ def test_two_sessions_cannot_have_one_conversation(tmp_path: Path) -> None:
             opened(tmp_path / "ws", server, resume=session.id)
 
 
-def test_nothing_is_kept_where_that_is_not_wanted(tmp_path: Path, home: Path) -> None:
+def test_nothing_is_kept_if_that_is_not_wanted(tmp_path: Path, home: Path) -> None:
     with (
         serve(DONE) as server,
         opened(tmp_path / "ws", server, keep=False) as session,

@@ -98,7 +98,7 @@ def table(store: Store, session_id: str) -> list[tuple[int, str]]:
 
 
 def active(store: Store, session_id: str) -> list[Message]:
-    """The list as it stands in the file, without a repair."""
+    """The list as it is in the file, without a repair."""
     query = "SELECT data FROM message WHERE session = ? AND active ORDER BY position"
     return [json.loads(row["data"]) for row in store.rows(query, session_id)]
 
@@ -186,7 +186,7 @@ def test_a_file_of_a_newer_version_or_another_program_is_not_touched(tmp_path: P
 
 @pytest.mark.case("SES-16")
 @pytest.mark.parametrize("place", ["a file", "/proc/nowhere"])
-def test_where_nothing_can_be_written_it_goes_on_in_memory(tmp_path: Path, place: str) -> None:
+def test_if_nothing_can_be_written_it_goes_on_in_memory(tmp_path: Path, place: str) -> None:
     (tmp_path / "a file").touch()
     path = tmp_path / place / "coder" / "sessions.db"
     store, notice = open_store(path)
@@ -335,7 +335,7 @@ def test_values_of_another_kind_are_read_as_what_they_should_be(store: Store) ->
 
 @pytest.mark.parametrize("folder", ["there", "gone"])
 def test_a_link_to_a_file_that_is_not_there_yet_is_followed(tmp_path: Path, folder: str) -> None:
-    """What SQLite and the locks put beside it is beside the file that it leads to."""
+    """What SQLite and the locks put next to it is next to the file that it leads to."""
     (tmp_path / "there").mkdir()
     link = tmp_path / "link.db"
     target = tmp_path / folder / "sessions.db"
@@ -640,7 +640,7 @@ def test_a_failed_write_is_reported_once_and_made_up_for_at_the_end(store: Store
 
 @pytest.mark.case("SES-05")
 def test_open_calls_are_answered_in_front_of_the_next_message_and_have_an_end(store: Store) -> None:
-    """Also where the repair gives a call another id."""
+    """Also if the repair gives a call another id."""
     again = said("go"), calling("a"), result("a", "out"), calling("a", "b")
     session_id = kept(store, *again)
     assert states(store, session_id) == ["completed", "pending", "pending"]
@@ -675,7 +675,7 @@ for line in sys.stdin:
         continue
 
     def mark(number: int) -> str:
-        '''Leave a mark, and be killed a moment behind the last.
+        '''Leave a mark, and be killed a moment after the last.
 
         number: which
         '''
@@ -830,7 +830,7 @@ def test_a_session_that_is_closed_twice_closes_nothing_else(tmp_path: Path) -> N
     assert said == "standard output is still open\n"
 
 
-def test_where_no_lock_can_be_taken_nothing_is_left_open(
+def test_if_no_lock_can_be_taken_nothing_is_left_open(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(fd: int, operation: int) -> None:
@@ -1031,7 +1031,7 @@ def test_a_search_finds_the_fifty_newest_sessions(store: Store) -> None:
     assert len(newest) == 50
 
 
-def test_a_text_is_found_behind_a_thousand_that_are_nearly_like_it(store: Store) -> None:
+def test_a_text_is_found_after_a_thousand_that_are_nearly_like_it(store: Store) -> None:
     one = kept(store, said("say a_b!"))
     kept(store, *(said(f"{number} axb!") for number in range(1000)))
     assert [info.id for info, _ in store.search("A_b!")] == [one]
@@ -1124,7 +1124,7 @@ def test_a_program_lists_finds_names_and_removes_its_sessions(tmp_path: Path) ->
                 change()
 
 
-def test_a_run_of_the_loop_is_kept_where_it_is_watched(tmp_path: Path) -> None:
+def test_a_run_of_the_loop_is_kept_if_it_is_watched(tmp_path: Path) -> None:
     with (
         serve(TWO, Reply("3 and 7.")) as server,
         SessionStore(tmp_path / "sessions.db") as store,

@@ -221,7 +221,7 @@ def ran(lines: list[str], folder: Path) -> dict[int, list[list[str]]]:
     [500, pytest.param(40_000, marks=pytest.mark.slow)],
 )
 def test_bash_runs_what_the_split_has_and_nothing_else(tmp_path: Path, count: int) -> None:
-    """No program is found, and yet each ends well: so all parts run where there is no `||`, and the
+    """No program is found, and yet each ends well: so all parts run if there is no `||`, and the
     split has to be exact."""
     accepted = {line: found for line in strings(20_26, count) if (found := parse(line)) is not None}
     found = ran(list(accepted), tmp_path)

@@ -254,7 +254,7 @@ def test_undo_gives_back_the_exact_tree_but_the_users_changes(desk: Desk, reposi
     assert desk.notices() == []
 
 
-def test_where_the_user_changed_the_same_file_nothing_is_done(desk: Desk) -> None:
+def test_if_the_user_changed_the_same_file_nothing_is_done(desk: Desk) -> None:
     desk.put({"a": "1", "b": "1", "c": "1", "e": "1"})
     desk.run(sh("echo 2 > a; echo 2 > b; rm c; echo 2 > d; echo 2 > e"))
     desk.put({"a": "user", "c": "user"})
@@ -294,7 +294,7 @@ def test_what_the_user_writes_at_a_question_is_left_alone(desk: Desk, asked: Eve
     desk.put({"n/b": "new\n"})
     snapshots(events.ToolEnd("1", "write", ToolResult(""), False, 0.0))
     snapshots(events.ToolStart("2", "bash", {}, ""))
-    snapshots(events.ToolStart("3", "task", {}, ""))  # another one works beside it
+    snapshots(events.ToolStart("3", "task", {}, ""))  # another one works during it
     snapshots(asked)
     desk.put({"mine": "2\n", "d/mine too": "x"})
     snapshots(events.ToolUpdate("2", "answered"))
@@ -366,7 +366,7 @@ def test_the_users_own_commands_stay_and_redo_comes_in_its_place(desk: Desk) -> 
 
 
 def test_an_answer_that_came_in_the_time_of_its_prompt_is_taken_back_with_it(desk: Desk) -> None:
-    """A millisecond holds both where the server is near."""
+    """A millisecond holds both if the server is near."""
     desk.run(prompt="first")
     for message in desk.messages:
         message["meta"]["timestamp"] = desk.snapshots.runs[-1].message
@@ -374,7 +374,7 @@ def test_an_answer_that_came_in_the_time_of_its_prompt_is_taken_back_with_it(des
     assert desk.messages == []
 
 
-def test_what_is_undone_behind_a_summary_of_it_is_noted(desk: Desk) -> None:
+def test_what_is_undone_after_a_summary_of_it_is_noted(desk: Desk) -> None:
     desk.run(sh("echo 1 > a"))
     desk.messages[:] = summary = [
         {
@@ -845,7 +845,7 @@ def test_the_diff_of_a_run_and_of_the_session(desk: Desk) -> None:
 # ---- what is left out ----------------------------------------------------------------------------
 
 
-def test_ignored_files_are_not_touched_also_where_the_agent_changed_the_rules(desk: Desk) -> None:
+def test_ignored_files_are_not_touched_also_if_the_agent_changed_the_rules(desk: Desk) -> None:
     git(desk.folder, "init", "-q")
     desk.put({".gitignore": "*.log\nbuild/\n", "a": "1", "b.log": "1", "build/x": "1"})
     desk.put({"sub/.gitignore": "!keep.log\n", "sub/keep.log": "1", "cache/x.log": "1"})
@@ -942,7 +942,7 @@ def test_rules_that_are_a_pipe_hold_nothing_up(desk: Desk) -> None:
 
 
 def test_rules_hold_many_folders_below_them(desk: Desk) -> None:
-    """Git 2.39 crashes where it is to name the rule; what is deeper is asked behind that."""
+    """Git 2.39 crashes if it is to name the rule; what is deeper is asked after that."""
     half = "d/" * 60
     deep = "d/" * 100
     desk.put({"d/.gitignore": "*.o\n!kept.o\n", f"{deep}a.o": "1", f"{deep}kept.o": "1"})
@@ -1133,7 +1133,7 @@ def test_many_files_are_covered_in_the_end_and_a_step_is_cheap(
     desk.snapshots.close()
 
 
-def test_where_one_file_has_changed_no_folder_is_listed(desk: Desk, kernel_reports: None) -> None:
+def test_if_one_file_has_changed_no_folder_is_listed(desk: Desk, kernel_reports: None) -> None:
     desk.put({"b": "1"} | {f"{number}/a": "1" for number in range(9)})
     desk.run(sh("true"))
     with looks_at(desk.folder) as looks:
@@ -1244,7 +1244,7 @@ def track(desk: Desk, files: dict[str, str | bytes], *options: str) -> Tree:
 
 @pytest.mark.parametrize("inner", ["", "sub"])
 def test_tracked_files_are_read_from_git(desk: Desk, inner: str) -> None:
-    """Also behind a gc, in a later process, and in a folder of the repository."""
+    """Also after a gc, in a later process, and in a folder of the repository."""
     names = [os.path.join(inner, name) for name in ("a", "b", "d/c", "x.sh")]
     before = track(
         desk,
@@ -1702,7 +1702,7 @@ for number in range(10_000):
 """
 
 
-def test_processes_that_are_killed_or_work_beside_us_do_no_harm(desk: Desk) -> None:
+def test_processes_that_are_killed_or_work_next_to_us_do_no_harm(desk: Desk) -> None:
     desk.put({f"{number}": str(number) * 2000 for number in range(300)})
     argv = [
         sys.executable,
@@ -1719,8 +1719,8 @@ def test_processes_that_are_killed_or_work_beside_us_do_no_harm(desk: Desk) -> N
             process.kill()
         desk.run(sh(f"echo {number} > b; rm 1{number}"))
         assert done(desk.undo()) == [f"1{number}", "b"]
-        beside = desk.undo()  # what the other process wrote meanwhile may be a conflict
-        assert beside.problem or f"a{number}" in beside.paths
+        other = desk.undo()  # what the other process wrote meanwhile may be a conflict
+        assert other.problem or f"a{number}" in other.paths
         assert desk.notices() == []
 
 
@@ -1750,7 +1750,7 @@ def test_what_is_not_needed_any_more_is_removed(desk: Desk) -> None:
     assert desk.undo().lost == ["a"]
 
 
-def test_what_is_used_stays_where_a_link_leads_to_it_and_one_that_leads_nowhere_is_passed_over(
+def test_what_is_used_stays_if_a_link_leads_to_it_and_one_that_leads_nowhere_is_passed_over(
     desk: Desk,
 ) -> None:
     """A file of the same folder may also be gone before it is looked at."""

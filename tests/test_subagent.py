@@ -40,7 +40,7 @@ def is_child(body: Body) -> bool:
 
 
 def calls_once(*calls: tuple[str, Any], then: str = "Done.") -> Script:
-    """These calls behind a user's message, a text behind their results."""
+    """These calls after a user's message, a text after their results."""
 
     def script(body: Body) -> Reply:
         return Reply("", calls=calls) if body["messages"][-1]["role"] == "user" else Reply(then)

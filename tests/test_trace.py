@@ -469,7 +469,7 @@ def test_a_file_that_is_no_trace_is_one_clear_line_and_exit_code_2(file: Path, w
 
 
 @pytest.mark.parametrize("left", [1, -2])
-def test_a_file_goes_on_behind_a_line_that_a_kill_has_cut(file: Path, left: int) -> None:
+def test_a_file_goes_on_after_a_line_that_a_kill_has_cut(file: Path, left: int) -> None:
     with serve(Reply("x")) as server:
         recorded(file, server)
     *whole, last = file.read_bytes().splitlines(keepends=True)

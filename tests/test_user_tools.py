@@ -1,4 +1,4 @@
-"""The tools that the user sees: the checklist, and a question where there is one who can answer."""
+"""The tools that the user sees: the checklist, and a question if there is one who can answer."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_answer_at_the_prompt_is_shown_once_and_ctrl_c_stops_the_run(tmp_pat
         assert "on" in session.not_now()
 
 
-def test_it_is_offered_only_where_the_user_can_answer_and_to_no_sub_agent(tmp_path: Path) -> None:
+def test_it_is_offered_only_if_the_user_can_answer_and_to_no_sub_agent(tmp_path: Path) -> None:
     task = Reply(calls=[("task", {"description": "d", "prompt": "p"})])
     with serve(task, Reply("found"), Reply("done")) as server:
         with Terminal(tmp_path, server) as session:

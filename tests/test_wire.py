@@ -88,7 +88,7 @@ def test_no_cut_in_the_bytes_changes_an_event() -> None:
         (f"data: {LINE}\n\n".encode(), [("", LINE)]),
     ],
 )
-def test_events_are_found_also_where_the_body_ends_in_one(data: bytes, events: list[Any]) -> None:
+def test_events_are_found_also_if_the_body_ends_in_one(data: bytes, events: list[Any]) -> None:
     assert list(sse([data])) == events
 
 
@@ -146,7 +146,7 @@ CALLS = [
     ("0 a lo {; 0 a ok }", ONE),
     ("0 a lo -; 0 a look -", ONE),
     ('0 - - {"x":; 0 a look -; 0 a - 1}', 'a look {"x": 1}'),
-    # no ids: a name behind a whole call is another call, behind half of one or without arguments it
+    # no ids: a name after a whole call is another call, after half of one or without arguments it
     # is not
     ('0 - look {}; 0 - look {"x": 1}', '? look {}; ? look {"x": 1}'),
     ('0 - look {"x":; 0 - look 1}', '? look {"x": 1}'),
@@ -272,7 +272,7 @@ def test_arguments_are_an_object_and_nothing_is_made_up(pieces: list[str], argum
     [(call, _)] = collected(map(given_as, pieces))
     assert call.arguments == (arguments or {})
     assert len(call.problem) < 200
-    # As it stands behind "the arguments are"
+    # As it follows "the arguments are"
     assert call.problem.startswith(("not ", "no ", "nested ")) == (arguments is None)
 
 
@@ -414,7 +414,7 @@ WRITTEN += " <function=look> <|python_tag|>look() [TOOL_CALLS][]"
 
 
 @pytest.mark.parametrize("text", WRITTEN.split())
-def test_a_call_written_as_text_is_reported_where_there_are_tools_and_no_calls(text: str) -> None:
+def test_a_call_written_as_text_is_reported_if_there_are_tools_and_no_calls(text: str) -> None:
     with serve(Reply(f"I look. {text}")) as server:
         [notice] = notices(ask(server, tools=[look])[0])
         assert "tool parser" in notice
@@ -602,7 +602,7 @@ def test_usage_that_comes_late_and_text_that_was_held_back_are_part_of_the_answe
 
 
 @pytest.mark.parametrize("close", ["hang", "reset"])
-def test_what_a_server_does_behind_the_end_of_an_answer_changes_nothing(close: Any) -> None:
+def test_what_a_server_does_after_the_end_of_an_answer_changes_nothing(close: Any) -> None:
     after = [
         *stream(chunk(content="x")),
         *stream(chunk(content=" y"), {"error": "late"}, done=False),
@@ -614,7 +614,7 @@ def test_what_a_server_does_behind_the_end_of_an_answer_changes_nothing(close: A
     assert "retry" not in types(events)
 
 
-def test_heartbeats_behind_a_finish_reason_are_not_waited_for() -> None:
+def test_heartbeats_after_a_finish_reason_are_not_waited_for() -> None:
     beats = stream({"id": "keep-alive", "choices": []}, done=False) * 9
     chunks = [
         *stream(chunk("stop", content="x"), done=False),
@@ -673,7 +673,7 @@ def test_a_finish_before_the_end_is_none(chunks: list[Any], text: str, close: An
     [True, False],
     ids=["end mark", "end of the body"],
 )
-def test_null_as_a_word_is_no_end_and_arguments_may_come_behind_one(tail: bool) -> None:
+def test_null_as_a_word_is_no_end_and_arguments_may_come_after_one(tail: bool) -> None:
     later = stream(EARLY, PART, REST, done=tail)
     whole_text = stream(chunk("null", content="x"), NULL, done=tail)
     with serve(
@@ -689,7 +689,7 @@ def test_null_as_a_word_is_no_end_and_arguments_may_come_behind_one(tail: bool) 
 
 
 def test_a_body_that_ends_in_an_event_is_asked_for_again() -> None:
-    """Also behind a finish reason, since text may follow on it."""
+    """Also after a finish reason, since text may follow it."""
     more = stream(
         chunk(content=" three"),
         done=False,

@@ -3,7 +3,7 @@
     python tests/bench/bench.py            all of it (a minute)
     python tests/bench/bench.py start step token memory
 
-Beside each of our figures stands what it is compared with in the same run: the machine's speed
+Next to each of our figures is what it is compared with in the same run: the machine's speed
 drifts.
 """
 

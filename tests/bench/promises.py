@@ -73,7 +73,7 @@ HELLO = Reply("Hello.")
 
 @dataclass(frozen=True)
 class Promise:
-    """`seconds` at most, and as many at least where it `waits`; `source`: where it is promised."""
+    """`seconds` at most, and as many at least if it `waits`; `source`: where it is promised."""
 
     name: str
     seconds: float
@@ -371,7 +371,7 @@ PROMISES = (
 
 
 def main() -> int:
-    """Measure all, those of the program beside those that mostly wait; returns the exit code."""
+    """Measure all, those of the program next to those that mostly wait; returns the exit code."""
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(3) as lanes:
         folder = Path(name)
         futures = {each: lanes.submit(each.measure, folder) for each in reversed(PROMISES)}
