@@ -185,7 +185,7 @@ class ChatModel:
                 # Read the server-sent events, feed their pieces to the assembler, yield what it
                 # makes of them
                 yield from read_answer(
-                    answer=response,
+                    response=response,
                     assembler=assembler,
                     idle_timeout=self.idle_timeout,
                     tap=tap,

@@ -111,7 +111,7 @@ class Session:
         )
         self.conversation = made
         made.agent_name = self.spec.name
-        made.count = self._count_usage
+        made.count_usage = self._count_usage
         made.subagents = self.crew.subagents
         if made.subagents:
             made.subagents.load = made.load_child

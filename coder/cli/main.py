@@ -187,8 +187,8 @@ def prompt_of(arguments: argparse.Namespace) -> str:
     next to one its context.
     """
     words = " ".join(arguments.prompt).strip()
-    waits = arguments.print and not words
-    piped = "" if arguments.interactive else process.read_stdin(always=waits)
+    needs_stdin = arguments.print and not words  # also from a terminal
+    piped = "" if arguments.interactive else process.read_stdin(always=needs_stdin)
     if words and piped.strip():
         return f"{words}\n\n<stdin>\n{piped}\n</stdin>"
     return words or piped.strip()

@@ -222,6 +222,7 @@ class Renderer:
         """Show what is being waited for, and for how long at most."""
         if self._delta_kind:
             self.pause()
+        # Sub-agents whose calls still run, in the order of the calls
         by_call = {worker.call_id: worker for worker in self._subagents.values()}
         workers = [by_call[call_id] for call_id in self._agent.titles if call_id in by_call]
         rows = [f"  {worker.name} › {worker.activity}" for worker in workers]

@@ -38,7 +38,7 @@ from coder.ai import ChatModel, Model
 from coder.events import Events, Notice, Returning
 from coder.hooks import FunctionHooks, HookChain, Hooks
 from coder.permissions.redact import Redactor
-from coder.providers.sse import Answer
+from coder.providers.sse import Response
 from coder.providers.text import shown_url
 from coder.tools.secrets import header_secret
 from coder.types import ModelError, RunResult
@@ -173,12 +173,12 @@ class TracedAnswer:
         self.trace = trace
         self.number = number
 
-    def head(self, answer: Answer) -> None:
-        headers = {k: v for k, v in answer.headers.items() if "cookie" not in k.lower()}
+    def head(self, response: Response) -> None:
+        headers = {k: v for k, v in response.headers.items() if "cookie" not in k.lower()}
         self.trace.record(
             "response",
             n=self.number,
-            status=answer.status_code,
+            status=response.status_code,
             headers=headers,
         )
 

@@ -18,7 +18,7 @@ from coder import __version__
 from coder.abort import Abort
 from coder.providers.connection import HttpExchange, Redact, Server
 from coder.providers.errors import ADVICE, classify, well_formed
-from coder.providers.sse import Answer
+from coder.providers.sse import Response
 from coder.providers.text import host_of, shown_url
 from coder.types import ModelError
 
@@ -60,7 +60,7 @@ class Endpoint:
         abort: Abort,
         seconds: float,
         path: str = COMPLETIONS,
-    ) -> Iterator[Answer]:
+    ) -> Iterator[Response]:
         """POST `data`, or GET the MODELS (`path`); inside, the answer can be read.
 
         Its head has to come within `seconds`. Raises ModelError, also for an answer whose status is
@@ -88,8 +88,8 @@ class Endpoint:
 
     def models(self, seconds: float = 5.0, abort: Abort | None = None) -> list[str]:
         """The names of the server's models. Raises ModelError and Aborted."""
-        with self.post(b"", None, abort or Abort(), seconds, MODELS) as answer, well_formed():
-            listing = json.loads(b"".join(answer.pieces()))
+        with self.post(b"", None, abort or Abort(), seconds, MODELS) as response, well_formed():
+            listing = json.loads(b"".join(response.pieces()))
             return [str(model["id"]) for model in listing["data"] or ()]
 
     def key_for(self, api_key: str | None) -> str:
@@ -178,21 +178,21 @@ def check_address(address: str) -> str:
 # ---- answers that are errors ---------------------------------------------------------------------
 
 
-def refusal(answer: Answer) -> ModelError:
-    """The error of an answer whose status is not one of success."""
-    url = shown_url(answer.url)
-    status = answer.status_code
+def refusal(response: Response) -> ModelError:
+    """The error of a response whose status is not one of success."""
+    url = shown_url(response.url)
+    status = response.status_code
     if not 300 <= status < 600:
         message = f"{url} answers with HTTP status {status:03d}, which no answer has"
         return ModelError("protocol", message, status=status)
     if status < 400:
-        return _redirect(answer)
-    body = _read_start(answer)
+        return _redirect(response)
+    body = _read_start(response)
     try:
         said: Any = json.loads(body)
     except (ValueError, RecursionError):
         said = body.decode("utf-8", "replace")
-    error = classify(status, said, answer.headers)
+    error = classify(status, said, response.headers)
     error.body = body[:MAX_ERROR]
     if status == 404 and "model" not in error.message.lower():
         error.message += f" at {url}"
@@ -200,26 +200,26 @@ def refusal(answer: Answer) -> ModelError:
     return error
 
 
-def _redirect(answer: Answer) -> ModelError:
-    location = answer.headers.get("location", "")
+def _redirect(response: Response) -> ModelError:
+    location = response.headers.get("location", "")
     with suppress(ValueError):  # no address: shown as it is
-        location = urljoin(answer.url, location)
+        location = urljoin(response.url, location)
     target = shown_url(base_of(location))
-    message = f"{shown_url(answer.url)} redirects to {target}; redirects are not followed"
+    message = f"{shown_url(response.url)} redirects to {target}; redirects are not followed"
     advice = "Set OPENAI_BASE_URL to where the server is."
     return ModelError(
         "protocol",
         message,
-        status=answer.status_code,
+        status=response.status_code,
         advice=advice,
     )
 
 
-def _read_start(answer: Answer) -> bytes:
+def _read_start(response: Response) -> bytes:
     """What can be read of a body, up to MAX_ERROR; some break off."""
     body = b""
     with suppress(ModelError):
-        for piece in answer.pieces():
+        for piece in response.pieces():
             body += piece
             if len(body) >= MAX_ERROR:
                 break

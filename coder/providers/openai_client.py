@@ -35,7 +35,7 @@ from coder.providers.endpoint import (
 )
 from coder.providers.errors import ADVICE
 from coder.providers.profiles import profile_of
-from coder.providers.sse import Answer
+from coder.providers.sse import Response
 from coder.providers.text import host_of, shown_url
 from coder.types import ModelError
 
@@ -72,22 +72,22 @@ class ClientEndpoint(Endpoint):
         abort: Abort,
         seconds: float,
         path: str = COMPLETIONS,
-    ) -> Iterator[Answer]:
+    ) -> Iterator[Response]:
         abort.check()
         send = partial(self._send, data, api_key, path)
-        answer = ClientAnswer(send, abort, seconds, self.redact)
+        response = ClientResponse(send, abort, seconds, self.redact)
         try:
-            answer.wait_for_head()
+            response.wait_for_head()
             self._has_answered = True
-            if not 200 <= answer.status_code < 300:
-                raise refusal(answer)
-            yield answer
+            if not 200 <= response.status_code < 300:
+                raise refusal(response)
+            yield response
         except ModelError as error:
-            for key in (self.key_for(api_key).strip(), *answer.sent_keys()):
+            for key in (self.key_for(api_key).strip(), *response.sent_keys()):
                 hide_key(error, key)
             raise
         finally:
-            answer.close()
+            response.close()
 
     def _send(self, data: bytes, api_key: str | None, path: str) -> Any:
         """The response of httpx; only an error's body is read already. Runs in the thread of the
@@ -141,8 +141,8 @@ class ClientEndpoint(Endpoint):
         )
 
 
-class ClientAnswer:
-    """An answer that a thread receives. `send` gives the response of httpx."""
+class ClientResponse:
+    """A response that a thread receives. `send` gives that of httpx."""
 
     def __init__(
         self,

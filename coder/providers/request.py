@@ -102,8 +102,8 @@ class RequestEncoder:
     def encode(self, request: Request, rejected: frozenset[str] = frozenset()) -> bytes:
         """The JSON of a request without the members that the server has rejected.
 
-        The messages come last, so that it begins with the one before it. Raises ModelError if it
-        cannot be JSON.
+        The messages come last, so that each request begins as the one before it did. Raises
+        ModelError if it cannot be JSON.
         """
         members = self._make_members(request, rejected)
         tools = self._encode_tools(members.pop("tools", None))

@@ -30,8 +30,8 @@ BOM = b"\xef\xbb\xbf"
 CUT_EVENT = "\n"  # in place of the name of an event that the body's end has cut: no name has a \n
 
 
-class Answer(Protocol):
-    """An HTTP answer whose head has come."""
+class Response(Protocol):
+    """An HTTP response whose head has come."""
 
     url: str
     status_code: int
@@ -58,7 +58,7 @@ class Answer(Protocol):
 class Tap(Protocol):
     """Sees the answer to one request."""
 
-    def head(self, answer: Answer) -> object: ...
+    def head(self, response: Response) -> object: ...
 
     def piece(self, data: bytes) -> object: ...
 
@@ -66,18 +66,18 @@ class Tap(Protocol):
 
 
 def read_answer(
-    answer: Answer,
+    response: Response,
     assembler: Assembler,
     idle_timeout: float,
     tap: Tap | None,
 ) -> Iterator[Event]:
-    """Feed an answer to the assembler; the deltas of it. Raises ModelError or Aborted.
+    """Feed a response to the assembler; the deltas of it. Raises ModelError or Aborted.
 
     This waits for the first text, which says how the answer is read.
     """
-    pieces = answer.pieces()
+    pieces = response.pieces()
     if tap:
-        tap.head(answer)
+        tap.head(response)
         pieces = _tapped(pieces, tap)
     start = _read_until_text(pieces)
     text = start.removeprefix(BOM).lstrip()
@@ -85,8 +85,8 @@ def read_answer(
         raise ModelError("incomplete", "the server sent nothing", retryable=True)
     body = chain([start], pieces)
     if text.startswith((b"{", b"[", b"<")):
-        return _read_document(answer, body, assembler)
-    return _read_events(answer, body, assembler, idle_timeout)
+        return _read_document(response, body, assembler)
+    return _read_events(response, body, assembler, idle_timeout)
 
 
 def _tapped(pieces: Iterable[bytes], tap: Tap) -> Iterator[bytes]:
@@ -106,7 +106,7 @@ def _read_until_text(pieces: Iterable[bytes]) -> bytes:
 
 
 def _read_events(
-    answer: Answer,
+    response: Response,
     body: Iterable[bytes],
     assembler: Assembler,
     idle_timeout: float,
@@ -120,12 +120,12 @@ def _read_events(
             chunk = _parse_event(event, data, had_finished)
         if chunk is END:  # what follows is read and ignored
             assembler.has_end_mark = True
-            answer.set_deadline(AFTER_DONE)
+            response.set_deadline(AFTER_DONE)
             continue
         deltas = assembler.feed(chunk)
         yield from deltas
         if deltas or not had_finished:  # after a finish_reason only deltas prolong the wait
-            answer.set_deadline(AFTER_FINISH if assembler.finish_reason else idle_timeout)
+            response.set_deadline(AFTER_FINISH if assembler.finish_reason else idle_timeout)
 
 
 # ---- one document --------------------------------------------------------------------------------
@@ -140,7 +140,9 @@ def _finite(digits: str) -> float | None:
 DECODER = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
 
 
-def _read_document(answer: Answer, body: Iterable[bytes], assembler: Assembler) -> Iterator[Event]:
+def _read_document(
+    response: Response, body: Iterable[bytes], assembler: Assembler
+) -> Iterator[Event]:
     """A completion, after which an end mark may follow, or an error."""
     data = bytearray()
     for piece in body:
@@ -151,11 +153,11 @@ def _read_document(answer: Answer, body: Iterable[bytes], assembler: Assembler) 
     try:
         document, end = DECODER.raw_decode(text)
     except ValueError as error:
-        if text.startswith("{") and not answer.is_framed:
+        if text.startswith("{") and not response.is_framed:
             raise ModelError("incomplete", CUT_OFF, retryable=True) from error
-        raise _no_api_answer(answer, text) from error
+        raise _no_api_answer(response, text) from error
     if not _is_api_answer(document) or (end < len(text) and "choices" in document):
-        raise _no_api_answer(answer, document)
+        raise _no_api_answer(response, document)
     yield from assembler.feed(document)
     assembler.has_end_mark = True
 
@@ -164,9 +166,9 @@ def _is_api_answer(document: Any) -> bool:
     return isinstance(document, dict) and bool(document.keys() & {"choices", "error", "object"})
 
 
-def _no_api_answer(answer: Answer, document: Any) -> ModelError:
+def _no_api_answer(response: Response, document: Any) -> ModelError:
     said = classify(None, document).message
-    return ModelError("protocol", f"not an API answer from {shown_url(answer.url)}: {said}")
+    return ModelError("protocol", f"not an API answer from {shown_url(response.url)}: {said}")
 
 
 # ---- an event stream -----------------------------------------------------------------------------

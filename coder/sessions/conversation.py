@@ -44,8 +44,8 @@ class Conversation:
     there.
 
     `data` is the program's data folder; `tell` gets lines for the user. `one_task`: there is one
-    run only. `agent_name`, `make_title` (of the first prompt), `count` (which gets the events of
-    hidden agents) and `subagents` are set by the session, before its first run.
+    run only. `agent_name`, `make_title` (of the first prompt), `count_usage` (which gets the
+    events of hidden agents) and `subagents` are set by the session, before its first run.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Conversation:
         self.one_task = one_task
         self.agent_name = ""
         self.make_title: Callable[[str], Titler] | None = None
-        self.count: Callable[[Event], None] = lambda event: None
+        self.count_usage: Callable[[Event], None] = lambda event: None
         self.subagents: Subagents | None = None
         self.titler: Titler | None = None
         self._children: dict[str, Recorder] = {}  # of the sub-agents at work
@@ -230,7 +230,7 @@ class Conversation:
             title = self.titler.title
             event = events.Nested("title", RunEnd("stop", title, self.titler.usage, 1))
             self._record(event)
-            self.count(event)
+            self.count_usage(event)
             with contextlib.suppress(StoreError):  # the recorder reports it, too
                 self.rename(title)
 

@@ -141,7 +141,7 @@ class Recorder:
         if rows is None or self._generation != self.store.generation:
             rows = self._match(self._read_rows())
             self._written = [row.message for row in rows]
-        # A failure leaves it unknown, and so does an interrupt after the commit
+        # Unknown until all is done: after a failure or an interrupt the file is read again
         self._rows = None
         known = common_prefix(self._written, self.messages, operator.is_)
         is_same = len(rows) == len(self.messages) == known
@@ -151,7 +151,7 @@ class Recorder:
         info = replace(self.info, updated=now(), usage=self._usage())
         with self.store.transaction() as db:
             info.write(db)
-            self._write_all(db, rows, known)
+            self._write_changes(db, rows, known)
         self._rows = rows
         self.info = info
         self._waiting = []
@@ -186,7 +186,7 @@ class Recorder:
                 row.message = same.pop()
         return rows
 
-    def _write_all(self, db: sqlite3.Connection, rows: list[Row], known: int) -> None:
+    def _write_changes(self, db: sqlite3.Connection, rows: list[Row], known: int) -> None:
         """Bring `rows`, also in the file, to what the list and the waiting events say, in a
         transaction.
 
