@@ -663,6 +663,12 @@ JSON_BODY = b'{"choices": [{"message": {"content": "well"}, "finish_reason": "st
         ),
         (OK + b"transfer-encoding:\r\n\t chunked\r\n\r\n" + chunked(BODY), "well", ""),
         (OK + b"x-a: 1\r\n \r\n" + LENGTH % (len(BODY), BODY), "well", ""),
+        (
+            b"HTTP/1.1 200 OK\ntransfer-encoding: chunked\n\n"
+            + b"%x\n%s\n0\n\n" % (len(JSON_BODY), JSON_BODY),
+            "well",
+            "",
+        ),
         (OK + b"\r\n" + JSON_BODY, "well", ""),
         (OK + b"\r\n" + JSON_BODY[:50], "cut off", "incomplete"),
         (OK + b"\r\n" + JSON_BODY[:-1], "cut off", "incomplete"),

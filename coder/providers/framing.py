@@ -19,7 +19,7 @@ STATUS_LINE = re.compile(rb"HTTP/1\.\d (\d{3})\b.*\n")
 MAX_CHUNK_HEAD = 4_096  # bytes of a chunk's size and its extensions
 # A size and its extensions, after the line end of the chunk before it; 256 MiB are enough
 CHUNK_HEAD = re.compile(rb"(?:\r?\n)?(0*[0-9a-fA-F]{1,7})\b.*\n")
-END_OF_TRAILERS = b"\n\r\n"
+END_OF_TRAILERS = re.compile(rb"\n\r?\n")
 COMPRESSED = {"gzip", "x-gzip", "deflate"}
 NOT_ASKED = "Switch the compression off at the server or at the gateway before it."
 UNREADABLE = {"br", "zstd", "compress", "x-compress"}  # no other word means a compression
@@ -184,9 +184,11 @@ def _unchunk(incoming: Incoming) -> Iterator[bytes]:
 
     # Trailers up to an empty line, which may follow at once
     data = bytearray(b"\n") + data
-    while END_OF_TRAILERS not in data:
+    end_of_body = END_OF_TRAILERS.search(data)
+    while not end_of_body:
         data += _read_more(incoming)
-    rest = data.partition(END_OF_TRAILERS)[2]
+        end_of_body = END_OF_TRAILERS.search(data)
+    rest = data[end_of_body.end() :]
     incoming.ahead = bytes(rest) + incoming.ahead
 
 
