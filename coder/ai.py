@@ -42,7 +42,7 @@ from coder.providers import profiles
 from coder.providers.assembler import CUT_OFF, Assembler, check_context, remarks
 from coder.providers.connection import Redact
 from coder.providers.endpoint import Endpoint
-from coder.providers.errors import well_formed
+from coder.providers.errors import refuse_malformed
 from coder.providers.profiles import CHARS_PER_TOKEN, OUTPUT_LIMITS, Price, Profile
 from coder.providers.request import REASONING_BUDGETS, RequestEncoder
 from coder.providers.sse import Tap, read_answer
@@ -181,7 +181,7 @@ class ChatModel:
             seconds=self.first_byte_timeout,
         )
         try:
-            with sending as response, well_formed():
+            with sending as response, refuse_malformed():
                 # Read the server-sent events, feed their pieces to the assembler, yield what it
                 # makes of them
                 yield from read_answer(
@@ -203,7 +203,7 @@ class ChatModel:
     def _whole_answer(self, assembler: Assembler, body_size: int) -> Completion:
         """The pieces as one answer, with its tokens. Raises ModelError for one that is malformed,
         or has found no room in the context."""
-        with well_formed():
+        with refuse_malformed():
             answer = assembler.completion()
         if answer.usage.estimated:
             message_size = len(json.dumps(answer.message))

@@ -17,7 +17,7 @@ from urllib.parse import urljoin, urlsplit
 from coder import __version__
 from coder.abort import Abort
 from coder.providers.connection import HttpExchange, Redact, Server
-from coder.providers.errors import ADVICE, classify, well_formed
+from coder.providers.errors import ADVICE, classify, refuse_malformed
 from coder.providers.sse import Response
 from coder.providers.text import host_of, shown_url
 from coder.types import ModelError
@@ -88,7 +88,10 @@ class Endpoint:
 
     def models(self, seconds: float = 5.0, abort: Abort | None = None) -> list[str]:
         """The names of the server's models. Raises ModelError and Aborted."""
-        with self.post(b"", None, abort or Abort(), seconds, MODELS) as response, well_formed():
+        with (
+            self.post(b"", None, abort or Abort(), seconds, MODELS) as response,
+            refuse_malformed(),
+        ):
             listing = json.loads(b"".join(response.pieces()))
             return [str(model["id"]) for model in listing["data"] or ()]
 

@@ -201,7 +201,7 @@ MALFORMED = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError
 
 
 @contextmanager
-def well_formed() -> Iterator[None]:
+def refuse_malformed() -> Iterator[None]:
     """Inside, an answer is read. Raises ModelError if it is malformed."""
     try:
         yield
