@@ -104,7 +104,7 @@ class Flags(argparse.ArgumentParser):
 def parser() -> Flags:
     """All flags.
 
-    What one gives a setting is a text under the setting's name, None if it is not given.
+    The text for a setting is under the setting's name; None if its flag is not given.
     """
     flags = Flags(prog=program(), usage="%(prog)s [FLAGS] [PROMPT]", description=DESCRIPTION)
     flags.add_argument(

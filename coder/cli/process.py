@@ -158,8 +158,8 @@ def _read_all(number: int, most: int) -> bytes:
 
 
 def collect_garbage() -> None:
-    """Collect it from now on, but never what was imported so far (`__main__.py` has switched the
-    collector off)."""
+    """Switch the collector on, which `__main__.py` has switched off; it never looks at what was
+    imported so far."""
     gc.freeze()
     gc.enable()
 
@@ -172,7 +172,7 @@ class Interrupts:
 
     presses = 0  # of Ctrl+C; the session sets it to 0 before each entry
     escaped = False
-    at_prompt = False  # the prompt follows on a run: until then a Ctrl+C is meant for the run
+    at_prompt = False  # the prompt follows a run: until then a Ctrl+C is meant for the run
     _first_press = 0.0  # when it came (monotonic)
 
     def escape(self) -> None:
