@@ -175,11 +175,9 @@ class Conversation:
 
     def close(self) -> None:
         self.settle()
-        closing = self.snapshots.close()  # it takes the kernel some time
+        self.snapshots.close()
         self._leave()
         self.store.close()
-        if closing:
-            closing.join()
 
     # -- what happens in it
 

@@ -289,12 +289,11 @@ class Snapshots:
             self._files.store.execute("DELETE FROM run WHERE id = ?", (run.row,))
             run.row = 0
 
-    def close(self) -> threading.Thread | None:
-        """End what is under way. The thread, if any, ends what takes the kernel some time."""
-        closing = self._files.close()
+    def close(self) -> None:
+        """End what is under way."""
+        self._files.close()
         if self._first_look:
             self._first_look.join(CLOSING_SECONDS)
-        return closing
 
     # ---- taking back
 

@@ -291,13 +291,13 @@ class WorkspaceFiles:
             self.known.forget(path)
         return state
 
-    def close(self) -> threading.Thread | None:
-        """End what is under way; the thread, if any, may be waited for."""
+    def close(self) -> None:
+        """End what is under way."""
         self._closing.set()
         self._programs.close()
         self.known.no_tool.set()
         self.known.is_needed.set()
-        return self._watch.close()
+        self._watch.close()
 
 
 def _like(before: State, after: State) -> State:
