@@ -42,7 +42,6 @@ from coder.types import Message, ToolResult, Usage
 FILE = "sessions.db"  # in the folder of the program's data
 MAX_HITS = 1000  # messages that a search looks at, the newest
 MAX_FOUND = 50  # sessions
-MAX_MAPPED = 1 << 30  # bytes
 MAX_ENDING = 50  # messages at the end in which the newest question is looked for
 MAX_TITLE = 200  # characters
 AROUND = 40  # characters of a snippet on either side
@@ -214,16 +213,12 @@ class Store(Database):
                 values.append(spelling)
         condition = " AND ".join(tests)
         hits: dict[str, str] = {}
-        # A rare word is looked for in all rows: mapped, these are read in half the time. Not for
-        # longer: if another program truncates a mapped file, the system ends the process
-        self.rows(f"PRAGMA mmap_size = {MAX_MAPPED}")
         for select in TEXTS:
             query = f"{select} {condition} ORDER BY id DESC LIMIT {MAX_HITS}"
             for row in self.rows(query, *values):
                 text = _text_in(row["data"])
                 if all(word in text.lower() for word in wanted):  # and not in its JSON alone
                     hits.setdefault(row["session"], text)
-        self.rows("PRAGMA mmap_size = 0")
         chosen = "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY updated DESC, id DESC"
         infos = self._infos(chosen, json.dumps(list(hits)))[:MAX_FOUND]
         return [(info, _snippet(hits[info.id], wanted)) for info in infos]
