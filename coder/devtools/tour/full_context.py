@@ -115,7 +115,8 @@ def expect_what_is_kept(server: FullContext, longer: Body, shorter: Body) -> Non
     """What the rules of the chapter keep in a shorter list. Raises NotYetError."""
     tells = server.prompt in users_texts(shorter)
     expect(tells, "the shorter conversation has lost the task of the user")
-    rules = [message for message in longer["messages"] if message["role"] == "system"]
+    roles = ("system", "developer")
+    rules = [message for message in longer["messages"] if message["role"] in roles]
     has_rules = all(message in shorter["messages"] for message in rules)
     expect(has_rules, "the shorter conversation has lost the system message")
     newest = results_of(longer)[-1]

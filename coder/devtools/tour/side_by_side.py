@@ -91,8 +91,8 @@ def check_side_by_side(trial: Trial) -> None:
     expect(len(begun) == 2, came)
     expect(not server.has_waited, "the second task began only after the first had its answer")
     for body in begun:
-        said = [message for message in body["messages"] if message["role"] != "system"]
-        expect(len(said) == 1, "the list of a second agent begins with more than its prompt")
+        is_alone = len(users_texts(body)) == 1
+        expect(is_alone, "the list of a second agent begins with more than its prompt")
         expect(offers(body, "bash"), "the second agent has no bash")
         expect(not offers(body, "task"), "the second agent has the tool task, and could go on so")
     expect(len(others) > 3, "a second agent has ended at a call: it needs the loop, too")

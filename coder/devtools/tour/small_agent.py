@@ -75,7 +75,7 @@ def add_part(calls: dict[int, Message], part: Message) -> None:  # 10: parts of 
 
 def ask(messages: list[Message], tools: list[Message]) -> Message:  # 5: a busy server
     why = ""
-    for attempt in range(5):
+    for attempt in range(6):
         seconds = 2.0**attempt
         try:
             return read_answer(send(messages, tools))
