@@ -144,6 +144,10 @@ IN_TURN_OF_END = """
 TIMES = "past[-1] == past[-2] and past[-1][0] == key"
 TAKEN_OUT = """for result in results[:-1]:
         result["content"] = "[taken out: the conversation was too long]\""""
+ONE_TAKEN_OUT = "results[0]['content'] = '[taken out]'"
+SUMMARY = """question = {"role": "user", "content": "What was done so far?"}
+    summary = ask([messages[0], question], [])["content"]
+    messages[1:-2] = [{"role": "user", "content": f"So far: {summary}"}]"""
 AGAIN = """
 def again(messages):
     for message in messages:
@@ -303,6 +307,17 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
         "no name in the call",
         [(RESULT, f"{RESULT}\n            calls[0]['function'].pop('name')")],
         "request 2: the function of a call has no name",
+    ),
+    (
+        3,
+        "arguments that are no text",
+        [
+            (
+                RESULT,
+                f"{RESULT}\n            calls[0]['function']['arguments'] = {{'command': 'ls'}}",
+            )
+        ],
+        "are no text with JSON in it",
     ),
     (
         3,
@@ -520,7 +535,7 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
         9,
         "loses the task",
         [(TAKEN_OUT, f"{TAKEN_OUT}\n    messages[0]['content'] = '?'")],
-        "the shorter conversation has lost the task of the user",
+        "request 5 is shorter, and has lost the task of the user",
     ),
     (
         9,
@@ -553,13 +568,13 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
         9,
         "takes out the newest",
         [("results[:-1]", "results[1:]")],
-        "the shorter conversation has lost the newest result",
+        "request 5 is shorter, and has lost the newest result",
     ),
     (
         9,
         "takes out all old calls",
         [(TAKEN_OUT, "del messages[1:-2]")],
-        "the shorter conversation has lost old calls, and has no summary in their place",
+        "request 5 is shorter, and has lost old calls: no summary is in their place",
     ),
     (
         9,
@@ -569,7 +584,7 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
             ("SAVED = ", "RULES = {'role': 'system', 'content': 'Be brief.'}\nSAVED = "),
             (TAKEN_OUT, f"{TAKEN_OUT}\n    del messages[0]"),
         ],
-        "the shorter conversation has lost the system message",
+        "request 5 is shorter, and has lost the system message",
     ),
     (
         9,
@@ -630,6 +645,12 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
     ),
     (
         10,
+        "second agents with another prompt",
+        [('"content": prompt}', '"content": description}')],
+        "in a new conversation is not the prompt of a task: ['say a word']",
+    ),
+    (
+        10,
         "second agents with more than their prompt",
         [
             (
@@ -664,6 +685,12 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
     ),
     (
         10,
+        "makes the result of a task up",
+        [("prompt}], [BASH])", 'prompt}], [BASH]) and "done"')],
+        "the result of a task is not the last answer of its second agent",
+    ),
+    (
+        10,
         "results in the order of their end",
         [
             ("\n            yield from pool.map(run_call, calls)", IN_TURN_OF_END),
@@ -688,13 +715,30 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
 def test_a_program_with_one_defect_is_told_which(
     number: int, changes: list[tuple[str, str]], reason: str, tmp_path: Path
 ) -> None:
+    assert reason in verdict(number, changed_agent(changes, tmp_path), tmp_path)
+
+
+def changed_agent(changes: list[tuple[str, str]], folder: Path) -> list[str]:
+    """The command of the small agent with these changes."""
     source = SMALL_AGENT.read_text()
     for old, new in changes:
         assert old in source, old
         source = source.replace(old, new)
-    mine = tmp_path / "mine.py"
+    mine = folder / "mine.py"
     mine.write_text(source)
-    assert reason in verdict(number, [sys.executable, str(mine)], tmp_path)
+    return [sys.executable, str(mine)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param((TAKEN_OUT, SUMMARY), id="a summary"),
+        pytest.param((RESULT, 'result["content"] = json.dumps({"out": text})'), id="JSON results"),
+        pytest.param((TAKEN_OUT, ONE_TAKEN_OUT), id="one result at a time"),
+    ],
+)
+def test_other_ways_through_a_full_context_pass(change: tuple[str, str], tmp_path: Path) -> None:
+    assert verdict(9, changed_agent([change], tmp_path), tmp_path) == ""
 
 
 # ---- limits --------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from coder.devtools.tour.trial import (
 TOGETHER = 5.0  # seconds in which the second of two tasks has to begin
 # The second command needs what the first one has done
 COMMANDS = ("sleep 0.3; echo left | tee side.txt", "cat side.txt; echo right")
+STRANGE = "the message of the user in a new conversation is not the prompt of a task:"
 NO_ORDER = "the results do not stand in the order of the calls"
 
 
@@ -37,6 +38,7 @@ class SideBySide:
         self.words = (new_word(), new_word())
         self.end = f"Both: {self.words[0]} {self.words[1]}."
         self.has_waited = False  # did a task wait for the other one in vain?
+        self.strange: list[str] = []  # what nobody has told the program to ask
         self._meeting = threading.Barrier(2)
         self._commands = Reply(calls=[("bash", {"command": command}) for command in COMMANDS])
         task = {"description": "say a word"}
@@ -50,6 +52,9 @@ class SideBySide:
         asked = users_texts(body)[-1]
         if asked in self.tasks:
             return self._answer_task(self.tasks.index(asked), body)
+        if self.prompt not in users_texts(body):
+            self.strange.append(asked)
+            return Reply("Who are you?")
         step = self._steps.pop(0) if len(self._steps) > 1 else self._steps[0]
         if step is self._commands and body.get("stream"):
             return Reply(chunks=list(interleaved(step, body)))
@@ -71,6 +76,7 @@ def check_side_by_side(trial: Trial) -> None:
     trial.script = server.script
     trial.run(server.prompt)
     expect(offers(trial.requests[0], "task"), "the request offers no tool with the name task")
+    expect(not server.strange, f"{STRANGE} {server.strange[:1]}")
     own = [body for body in trial.requests if users_texts(body)[-1] not in server.tasks]
     others = [body for body in trial.requests if users_texts(body)[-1] in server.tasks]
     trial.expect_chain(own)
@@ -101,6 +107,8 @@ def check_side_by_side(trial: Trial) -> None:
     expect(len(own) > 2, "the results of the two tasks were not sent")
     expect(are_in_order(own[2]), NO_ORDER)
     red, blue = results_of(own[2])[-2:]
+    are_answers = all(word in red + blue for word in server.words)
+    expect(are_answers, "the result of a task is not the last answer of its second agent")
     is_in_order = server.words[0] in red and server.words[1] in blue
     expect(is_in_order, "the result of a task does not have the id of its own call")
     trial.expect_end(server.end)

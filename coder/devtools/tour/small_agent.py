@@ -1,4 +1,4 @@
-"""A whole agent in about 130 lines, standard library only. It passes all chapters of the tour.
+"""A whole agent in about 140 lines, standard library only. It passes all chapters of the tour.
 
     OPENAI_BASE_URL=... OPENAI_API_KEY=... OPENAI_MODEL=... python small_agent.py "PROMPT"
 

@@ -28,7 +28,7 @@ MAX_OUTPUT = 1_000_000  # bytes
 MAX_REQUESTS = 30
 NO_SECOND = "the answer had a call, and no second request has come"
 NO_STREAM = 'the request does not ask for a stream: "stream": true'
-NOTHING = "no request has come: POST $OPENAI_BASE_URL/chat/completions, with a list of messages"
+NOTHING = "no request has come to $OPENAI_BASE_URL/chat/completions (POST, with a list of messages)"
 TICK = 0.02  # seconds between two looks at the program
 
 

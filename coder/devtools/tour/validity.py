@@ -99,14 +99,17 @@ def ids_of_calls(message: Message) -> list[str]:
         call_id = member(call, "id", "a call")
         function = member(call, "function", "a call")
         member(function, "name", "the function of a call")
-        if not is_object(member(function, "arguments", "the function of a call")):
+        arguments = member(function, "arguments", "the function of a call")
+        if not isinstance(arguments, str):
+            raise RefusedError(f"the arguments of the call {call_id} are no text with JSON in it")
+        if not is_object(arguments):
             raise RefusedError(f"the arguments of the call {call_id} are no JSON object")
         ids.append(call_id)
     return ids
 
 
-def is_object(arguments: Any) -> bool:
+def is_object(arguments: str) -> bool:
     try:
         return isinstance(json.loads(arguments), dict)
-    except (ValueError, TypeError):
+    except ValueError:
         return False
