@@ -97,7 +97,7 @@ const messages = [{ role: "user", content: process.argv.at(-1) }];
 
 function bash({ command }) {
   try {
-    return execSync(command + " 2>&1", { encoding: "utf8" });
+    return execSync(command + " 2>&1", { encoding: "utf8" }) || "(no output)";
   } catch (error) {
     return error.stdout;
   }
@@ -339,6 +339,12 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
     ),
     (
         4,
+        "an empty result",
+        [(' or "(no output)"', "")],
+        "the third command prints nothing, and its result is empty",
+    ),
+    (
+        4,
         "looks at the finish_reason",
         [("    if calls:\n", '    if finish == "tool_calls":\n')],
         'the loop has ended: 2 requests. The finish_reason of that answer is "stop"',
@@ -441,6 +447,12 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
         "refuses a poll",
         [(TIMES, "past[-1][0] == past[-2][0] == key")],
         "its result changed each time, and the call was run 2 times, not 4",
+    ),
+    (
+        7,
+        "makes no call twice",
+        [(TIMES, "past[-1][0] == key"), ("len(past) > 1", "past")],
+        "its result changed each time, and the call was run 1 time, not 4",
     ),
     (
         7,
@@ -623,7 +635,7 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
         10,
         "commands side by side",
         [('if all(call["function"]["name"] == "task" for call in calls):', "if len(calls) > 1:")],
-        "the second call of bash was run before the first one had ended",
+        "the second command needs the file of the first one, and was run before its end",
     ),
     (
         10,

@@ -95,6 +95,7 @@ def check_the_loop(trial: Trial) -> None:
     trial.play(
         bash("cat missing.txt"),
         replace(bash("ls"), finish="stop"),
+        bash("touch seen.txt"),
         bash("cat tour.txt"),
         Reply(f"Found {word}."),
     )
@@ -103,14 +104,15 @@ def check_the_loop(trial: Trial) -> None:
     too_early = f"the last answer had a call, and the loop has ended: {made}"
     if len(trial.requests) == 2:
         too_early += f". {STOP}"
-    failed, listed, found = trial.expect_results(4, 3, too_early)
-    expect(len(trial.requests) == 4, "a request came after the answer without a call")
+    failed, listed, silent, found = trial.expect_results(5, 4, too_early)
+    expect(len(trial.requests) == 5, "a request came after the answer without a call")
     trial.expect_chain(trial.requests)
     expect(
         "No such file" in failed, "the first result does not hold what its command wrote to stderr"
     )
     expect("tour.txt" in listed, "the second result is not what ls prints")
-    expect(word in found, "the third result is not what its command prints")
+    expect(silent.strip(), "the third command prints nothing, and its result is empty")
+    expect(word in found, "the fourth result is not what its command prints")
     trial.expect_end(f"Found {word}.")
 
 
@@ -170,7 +172,8 @@ def check_a_repeated_call(trial: Trial) -> None:
     trial.script = script
     trial.run("Wait for the build.")
     polls = lines_in(trial.work / "polls.txt")
-    expect(polls == 4, f"its result changed each time, and the call was run {polls} times, not 4")
+    was_run = f"the call was run {counted(polls, 'time')}, not 4"
+    expect(polls == 4, f"its result changed each time, and {was_run}")
     runs = lines_in(trial.work / "runs.txt")
     expect(runs <= 2, f"the same call with the same result was run {runs} times")
     told_late = "the run has ended before the model was told that it repeats itself"

@@ -88,7 +88,7 @@ def check_side_by_side(trial: Trial) -> None:
     expect(are_in_order(own[1]), NO_ORDER)
     are_whole = "left" in results[0] and "right" in results[1]
     expect(are_whole, "the parts of the two calls are mixed up")
-    too_early = "the second call of bash was run before the first one had ended: it may need it"
+    too_early = "the second command needs the file of the first one, and was run before its end"
     expect("left" in results[1], too_early)
 
     # Two tasks
