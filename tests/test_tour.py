@@ -440,7 +440,7 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
         7,
         "sees no repetition",
         [(TIMES, "False")],
-        "the same call with the same result was run 8 times",
+        "the same call with the same result was run 7 times in a row",
     ),
     (
         7,
@@ -465,6 +465,18 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
         "says nothing new",
         [("result = REPEATED", "result = past[-1][1]")],
         "the third result does not say why the call was not run",
+    ),
+    (
+        7,
+        "says nothing at all",
+        [("Not run: the same call had the same result twice. Do something else.", "")],
+        "the third result does not say why the call was not run",
+    ),
+    (
+        7,
+        "counts what was not in a row",
+        [(TIMES, "past.count(past[-1]) > 1 and past[-1][0] == key")],
+        "the call came again after the polls, and was run 1 time, not 2",
     ),
     (
         7,

@@ -37,7 +37,7 @@ OPENAI_API_KEY and OPENAI_MODEL set. It is run in a scratch folder, without a sh
 a file here becomes its whole path. Limits: {PATIENCE:.0f} seconds, {MAX_REQUESTS} requests and
 {MAX_OUTPUT // 1000:,} KB of output for each start; after its end, all that it has started is ended"""
 BELOW = "0 passed, or a page was shown · 1 not yet, with the reason · 2 usage"
-FILE = re.compile(r"[\w./]+\.\w{1,4}")  # such as mine.py
+FILE = re.compile(r"[\w.][\w./-]*\.\w{1,4}")  # such as mine.py
 SHOWN = 12  # messages of the last request, and lines of the program's stderr
 WIDTH = 160  # columns of one of them
 
