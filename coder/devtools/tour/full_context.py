@@ -88,8 +88,8 @@ def check_a_full_context(trial: Trial) -> None:
     trial.expect_request(2, NO_SECOND)
 
     # Nothing is shortened before the server says so
-    for body in server.whole:
-        expect_whole_outputs(trial, server, body)
+    for calls, body in enumerate(server.whole):
+        expect_whole_outputs(trial.number_of(body), server.outputs[:calls], body)
     expect(server.refused, "the program has ended before the list was too long")
 
     # The list becomes shorter, and is taken
@@ -101,17 +101,16 @@ def check_a_full_context(trial: Trial) -> None:
     trial.expect_end(server.end)
 
 
-def expect_whole_outputs(trial: Trial, server: FullContext, body: Body) -> None:
-    """Raises NotYetError."""
+def expect_whole_outputs(number: int, outputs: list[set[str]], body: Body) -> None:
+    """The request with this number holds all that the commands have printed. Raises NotYetError."""
     results = results_of(body)
-    number = trial.number_of(body)
-    for command in range(1, number):
+    for command, output in enumerate(outputs, 1):
         numbers: list[str] = []
         if len(results) >= command:
             numbers = re.findall(r"\d{5}", results[command - 1])  # also in a result that is JSON
-        is_whole = server.outputs[command - 1] <= set(numbers)
         lost = f"request {number} does not hold the whole output of command {command}"
-        expect(is_whole, f"{lost}, and the server had not yet said that the list is too long")
+        too_early = f"{lost}, and the server had not yet said that the list is too long"
+        expect(output <= set(numbers), too_early)
 
 
 def expect_what_is_kept(server: FullContext, number: int) -> None:
@@ -127,8 +126,8 @@ def expect_what_is_kept(server: FullContext, number: int) -> None:
     rules = [message for message in longer["messages"] if message["role"] in roles]
     has_rules = all(message in shorter["messages"] for message in rules)
     expect(has_rules, f"{lost} the system message")
-    newest = results_of(longer)[-1]
-    expect(newest in results_of(shorter), f"{lost} the newest result, or a part of it")
+    is_newest = results_of(longer)[-1:] == results_of(shorter)[-1:]
+    expect(is_newest, f"{lost} the newest result, or a part of it")
     has_calls = len(results_of(shorter)) >= len(results_of(longer))
     texts = [text_of(message) for message in shorter["messages"]]
     has_summary = any(server.summary in text for text in texts)

@@ -5,7 +5,7 @@ come of it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 
 from coder.devtools.scripted import Body, Reply, events
@@ -91,7 +91,20 @@ def check_side_by_side(trial: Trial) -> None:
     too_early = "the second command needs the file of the first one, and was run before its end"
     expect("left" in results[1], too_early)
 
-    # Two tasks
+    # Two tasks, and their results
+    expect_second_agents(server, others)
+    expect(len(own) > 2, "the results of the two tasks were not sent")
+    expect(are_in_order(own[2]), NO_ORDER)
+    red, blue = results_of(own[2])[-2:]
+    are_answers = all(word in red + blue for word in server.words)
+    expect(are_answers, "the result of a task is not the last answer of its second agent")
+    is_in_order = server.words[0] in red and server.words[1] in blue
+    expect(is_in_order, "the result of a task does not have the id of its own call")
+    trial.expect_end(server.end)
+
+
+def expect_second_agents(server: SideBySide, others: Sequence[Body]) -> None:
+    """What each task has to start. Raises NotYetError."""
     begun = [body for body in others if body["messages"][-1]["role"] == "user"]
     came = f"two tasks were called, and {counted(len(begun), 'new conversation')} came"
     expect(len(begun) == 2, came)
@@ -102,16 +115,6 @@ def check_side_by_side(trial: Trial) -> None:
         expect(offers(body, "bash"), "the second agent has no bash")
         expect(not offers(body, "task"), "the second agent has the tool task, and could go on so")
     expect(len(others) > 3, "a second agent has ended at a call: it needs the loop, too")
-
-    # Their results
-    expect(len(own) > 2, "the results of the two tasks were not sent")
-    expect(are_in_order(own[2]), NO_ORDER)
-    red, blue = results_of(own[2])[-2:]
-    are_answers = all(word in red + blue for word in server.words)
-    expect(are_answers, "the result of a task is not the last answer of its second agent")
-    is_in_order = server.words[0] in red and server.words[1] in blue
-    expect(is_in_order, "the result of a task does not have the id of its own call")
-    trial.expect_end(server.end)
 
 
 def interleaved(reply: Reply, body: Body) -> Iterator[bytes]:
