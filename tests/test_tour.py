@@ -21,7 +21,8 @@ import pytest
 from coder.cli.main import run
 from coder.devtools.scripted import Reply, ScriptedServer
 from coder.devtools.tour import small_agent
-from coder.devtools.tour.checks import CHAPTERS, OVERFLOW, cut_anywhere
+from coder.devtools.tour.checks import CHAPTERS, cut_anywhere
+from coder.devtools.tour.full_context import OVERFLOW
 from coder.devtools.tour.pages import FOLDER, LINK, page, place_of
 from coder.devtools.tour.trial import NotYetError, Trial
 from coder.devtools.tour.validity import RefusedError, check_request
@@ -96,7 +97,7 @@ const messages = [{ role: "user", content: process.argv.at(-1) }];
 
 function bash({ command }) {
   try {
-    return execSync(command + " 2>&1", { encoding: "utf8" });
+    return execSync(command + " 2>&1", { encoding: "utf8" }) || "(no output)";
   } catch (error) {
     return error.stdout;
   }
@@ -141,12 +142,48 @@ IN_TURN_OF_END = """
             works = [pool.submit(run_call, call) for call in calls]
             yield from (work.result() for work in as_completed(works))"""
 TIMES = "past[-1] == past[-2] and past[-1][0] == key"
-NO_WAIT = ("seconds = 2.0**attempt", "seconds = 0.0")
+TAKEN_OUT = """for result in results[:-1]:
+        result["content"] = "[taken out: the conversation was too long]\""""
+ONE_TAKEN_OUT = "results[0]['content'] = '[taken out]'"
+SUMMARY = """question = {"role": "user", "content": "What was done so far?"}
+    summary = ask([messages[0], question], [])["content"]
+    messages[1:-2] = [{"role": "user", "content": f"So far: {summary}"}]"""
+AGAIN = """
+def again(messages):
+    for message in messages:
+        if message["content"].startswith("[taken out"):
+            message["content"] += " twice"
+    return messages
+
+# ---- the tools"""
 
 # A chapter; the name of a defect, what is changed in the small agent, and the reason that is given
 DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
-    (1, "no request", [("print(run(messages))", "print('hi')")], "no request has come"),
+    (
+        1,
+        "no request",
+        [("print(run(messages, [BASH, TASK]))", "print('hi')")],
+        "no request has come",
+    ),
     (1, "no key", [('"Authorization"', '"X-Key"')], "Authorization is not: Bearer $OPENAI_API_KEY"),
+    (
+        1,
+        "v1 twice in the address",
+        [("/chat/completions", "/v1/chat/completions")],
+        "request 1: its address is /v1/v1/chat/completions, not /v1/chat/completions",
+    ),
+    (
+        1,
+        "another folder in the address",
+        [("/chat/completions", "/foo/chat/completions")],
+        "request 1: its address is /v1/foo/chat/completions, not /v1/chat/completions",
+    ),
+    (
+        1,
+        "no type of the body",
+        [('"Content-Type": "application/json", ', "")],
+        "request 1: the header Content-Type is not: application/json",
+    ),
     (
         1,
         "another model",
@@ -159,17 +196,27 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
         [("sys.argv[-1]", '"Hello."')],
         "the last message of the user does not hold the prompt",
     ),
-    (1, "prints nothing", [("print(run(messages))", "run(messages)")], "was not printed"),
+    (
+        1,
+        "prints nothing",
+        [("print(run(messages, [BASH, TASK]))", "run(messages, [BASH, TASK])")],
+        "was not printed",
+    ),
     (
         1,
         "asks twice",
-        [("print(run(messages))", "run(messages[:])\n        print(run(messages))")],
+        [
+            (
+                "print(run(messages, [BASH, TASK]))",
+                "run(messages[:], [])\n        print(run(messages, [BASH, TASK]))",
+            )
+        ],
         "there were more requests than one",
     ),
     (
         2,
         "no stream",
-        [('body | {"stream": True}', "body"), NO_WAIT],
+        [('body | {"stream": True}', "body")],
         'the request does not ask for a stream: "stream": true',
     ),
     (
@@ -198,7 +245,7 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
     (
         3,
         "offers no tool",
-        [('"tools": TOOLS', '"tools": []')],
+        [('"tools": tools', '"tools": []')],
         "the request offers no tool with the name bash",
     ),
     (
@@ -225,11 +272,58 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
         "rewrites the beginning",
         [
             (
-                "read_answer(send(messages))",
-                'read_answer(send([{"role": "system", "content": str(time.time())}, *messages]))',
+                "send(messages, tools))",
+                'send([{"role": "system", "content": str(time.time())}, *messages], tools))',
             )
         ],
         "request 2 does not begin with request 1: the cache is lost",
+    ),
+    (
+        3,
+        "offers its tools once",
+        [('"tools": tools', '"tools": tools if len(messages) == 1 else []')],
+        "request 2 does not offer the tools of request 1",
+    ),
+    (
+        3,
+        "no id of the call",
+        [('"tool_call_id": call["id"], ', "")],
+        "request 2: a message with the role tool has no tool_call_id",
+    ),
+    (
+        3,
+        "no content of the result",
+        [(', "content": "Not run: stopped."}', "}"), (RESULT, "pass")],
+        "request 2: a message with the role tool has no content",
+    ),
+    (
+        3,
+        "a number as the result",
+        [(RESULT, 'result["content"] = 0')],
+        "request 2: the content of a message with the role tool is no text",
+    ),
+    (
+        3,
+        "no name in the call",
+        [(RESULT, f"{RESULT}\n            calls[0]['function'].pop('name')")],
+        "request 2: the function of a call has no name",
+    ),
+    (
+        3,
+        "arguments that are no text",
+        [
+            (
+                RESULT,
+                f"{RESULT}\n            calls[0]['function']['arguments'] = {{'command': 'ls'}}",
+            )
+        ],
+        "are no text with JSON in it",
+    ),
+    (
+        3,
+        "no type of the tool",
+        [('"type": "function", "function": {"name": name', '"function": {"name": name')],
+        "request 1: a tool has no type",
     ),
     (
         3,
@@ -245,8 +339,20 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
     ),
     (
         4,
+        "an empty result",
+        [(' or "(no output)"', "")],
+        "the third command prints nothing, and its result is empty",
+    ),
+    (
+        4,
+        "looks at the finish_reason",
+        [("    if calls:\n", '    if finish == "tool_calls":\n')],
+        'the loop has ended: 2 requests. The finish_reason of that answer is "stop"',
+    ),
+    (
+        4,
         "asks once more",
-        [('return str(answer["content"])', 'return str(ask(messages)["content"])')],
+        [('return str(answer["content"])', 'return str(ask(messages, tools)["content"])')],
         "a request came after the answer without a call",
     ),
     (
@@ -259,7 +365,7 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
         4,
         "ends with a failed command",
         [("timeout=120)", "timeout=120)\n    if done.returncode:\n        sys.exit(1)")],
-        "the last answer had a call, and the loop has ended: 1 requests",
+        "the last answer had a call, and the loop has ended: 1 request",
     ),
     (
         5,
@@ -276,8 +382,8 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
     (
         5,
         "does not stream",
-        [('body | {"stream": True}', "body"), NO_WAIT],
-        'ask for a stream: "stream": true',
+        [('body | {"stream": True}', "body")],
+        'the request does not ask for a stream: "stream": true',
     ),
     (
         5,
@@ -334,13 +440,19 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
         7,
         "sees no repetition",
         [(TIMES, "False")],
-        "the same call with the same result was run 8 times",
+        "the same call with the same result was run 7 times in a row",
     ),
     (
         7,
         "refuses a poll",
         [(TIMES, "past[-1][0] == past[-2][0] == key")],
         "its result changed each time, and the call was run 2 times, not 4",
+    ),
+    (
+        7,
+        "makes no call twice",
+        [(TIMES, "past[-1][0] == key"), ("len(past) > 1", "past")],
+        "its result changed each time, and the call was run 1 time, not 4",
     ),
     (
         7,
@@ -353,6 +465,18 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
         "says nothing new",
         [("result = REPEATED", "result = past[-1][1]")],
         "the third result does not say why the call was not run",
+    ),
+    (
+        7,
+        "says nothing at all",
+        [("Not run: the same call had the same result twice. Do something else.", "")],
+        "the third result does not say why the call was not run",
+    ),
+    (
+        7,
+        "counts what was not in a row",
+        [(TIMES, "past.count(past[-1]) > 1 and past[-1][0] == key")],
+        "the call came again after the polls, and was run 1 time, not 2",
     ),
     (
         7,
@@ -408,7 +532,7 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
         8,
         "keeps half a call",
         [
-            ("read_answer(send(messages))", "read_answer(send(messages), messages)"),
+            ("send(messages, tools))", "send(messages, tools), messages)"),
             ("read_answer(lines: Iterable[bytes]) -> Message:", "read_answer(lines, messages):"),
             ("    finish = None\n", "    finish = None\n    messages.append(answer)\n"),
             (
@@ -428,35 +552,77 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
     (
         9,
         "sends it again",
-        [("return ask(shorten(messages))", "return ask(messages)")],
+        [("shorten(messages), tools", "messages, tools")],
         "the conversation is too long, and is sent again and again",
     ),
     (
         9,
         "loses the task",
-        [
-            (
-                "for message in messages:\n        if",
-                'messages[0]["content"] = "?"\n    for message in messages:\n        if',
-            )
-        ],
-        "the shorter conversation has lost the task of the user",
+        [(TAKEN_OUT, f"{TAKEN_OUT}\n    messages[0]['content'] = '?'")],
+        "request 5 is shorter, and has lost the task of the user",
     ),
     (
         9,
         "cuts between a call and its result",
-        [
-            (
-                "return ask(shorten(messages))",
-                "del messages[1:-1]\n                return ask(messages)",
-            )
-        ],
+        [(TAKEN_OUT, "del messages[1:-1]")],
         "and no open call has this id",
+    ),
+    (
+        9,
+        "cuts each output from the beginning",
+        [("[:15_000]", "[:1_000]")],
+        "request 2 does not hold the whole output of command 1",
+    ),
+    (
+        9,
+        "shortens at each turn",
+        [
+            ("answer = ask(messages, tools)\n", "answer = ask(shorten(messages), tools)\n"),
+            (' < 2:\n        sys.exit("the context is full")', " < 2:\n        return messages"),
+        ],
+        "request 3 does not hold the whole output of command 1",
+    ),
+    (
+        9,
+        "ends after two calls",
+        [("if not calls:", "if not calls or len(messages) > 4:")],
+        "the program has ended before the list was too long",
+    ),
+    (
+        9,
+        "takes out the newest",
+        [("results[:-1]", "results[1:]")],
+        "request 5 is shorter, and has lost the newest result",
+    ),
+    (
+        9,
+        "takes out all old calls",
+        [(TAKEN_OUT, "del messages[1:-2]")],
+        "request 5 is shorter, and has lost old calls: no summary is in their place",
+    ),
+    (
+        9,
+        "loses the system message",
+        [
+            ("SAVED.exists() else []", "SAVED.exists() else [RULES]"),
+            ("SAVED = ", "RULES = {'role': 'system', 'content': 'Be brief.'}\nSAVED = "),
+            (TAKEN_OUT, f"{TAKEN_OUT}\n    del messages[0]"),
+        ],
+        "request 5 is shorter, and has lost the system message",
+    ),
+    (
+        9,
+        "shortens again at the next turn",
+        [
+            ("answer = ask(messages, tools)", "answer = ask(again(messages), tools)"),
+            ("# ---- the tools", AGAIN),
+        ],
+        "request 6 does not begin with request 5: the cache is lost",
     ),
     (
         10,
         "offers no task",
-        [(', tool("task", "description", "prompt")', "")],
+        [("[BASH, TASK]", "[BASH]")],
         "the request offers no tool with the name task",
     ),
     (
@@ -473,6 +639,64 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
     ),
     (
         10,
+        "results in another order",
+        [(KEEP, "messages += [answer, *results[::-1]]")],
+        "the results do not stand in the order of the calls",
+    ),
+    (
+        10,
+        "commands side by side",
+        [('if all(call["function"]["name"] == "task" for call in calls):', "if len(calls) > 1:")],
+        "the second command needs the file of the first one, and was run before its end",
+    ),
+    (
+        10,
+        "another order of the tools",
+        [('"tools": tools', '"tools": tools if len(messages) == 1 else tools[::-1]')],
+        "the tools of request 2 are not exactly those of request 1: the cache is lost",
+    ),
+    (
+        10,
+        "second agents without tools",
+        [('"content": prompt}], [BASH])', '"content": prompt}], [])')],
+        "the second agent has no bash",
+    ),
+    (
+        10,
+        "second agents with task",
+        [('"content": prompt}], [BASH])', '"content": prompt}], [BASH, TASK])')],
+        "the second agent has the tool task, and could go on so",
+    ),
+    (
+        10,
+        "second agents with another prompt",
+        [('"content": prompt}', '"content": description}')],
+        "in a new conversation is not the prompt of a task: ['say a word']",
+    ),
+    (
+        10,
+        "second agents with more than their prompt",
+        [
+            (
+                'return run([{"role": "user"',
+                'return run([{"role": "user", "content": "?"}, {"role": "user"',
+            )
+        ],
+        "the list of a second agent begins with more than its prompt",
+    ),
+    (
+        10,
+        "second agents without the loop",
+        [
+            (
+                'return run([{"role": "user", "content": prompt}], [BASH])',
+                'return ask([{"role": "user", "content": prompt}], [BASH])["content"]',
+            )
+        ],
+        "a second agent has ended at a call: it needs the loop, too",
+    ),
+    (
+        10,
         "one after the other",
         [('if all(call["function"]["name"] == "task" for call in calls):', "if False:")],
         "the second task began only after the first had its answer",
@@ -480,8 +704,14 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
     (
         10,
         "no second agent",
-        [('return run([{"role": "user", "content": prompt}])', 'return "done"')],
-        "two tasks were called, and 0 new conversations have come",
+        [('return run([{"role": "user", "content": prompt}], [BASH])', 'return "done"')],
+        "two tasks were called, and 0 new conversations came",
+    ),
+    (
+        10,
+        "makes the result of a task up",
+        [("prompt}], [BASH])", 'prompt}], [BASH]) and "done"')],
+        "the result of a task is not the last answer of its second agent",
     ),
     (
         10,
@@ -509,13 +739,30 @@ DEFECTS: list[tuple[int, str, list[tuple[str, str]], str]] = [
 def test_a_program_with_one_defect_is_told_which(
     number: int, changes: list[tuple[str, str]], reason: str, tmp_path: Path
 ) -> None:
+    assert reason in verdict(number, changed_agent(changes, tmp_path), tmp_path)
+
+
+def changed_agent(changes: list[tuple[str, str]], folder: Path) -> list[str]:
+    """The command of the small agent with these changes."""
     source = SMALL_AGENT.read_text()
     for old, new in changes:
         assert old in source, old
         source = source.replace(old, new)
-    mine = tmp_path / "mine.py"
+    mine = folder / "mine.py"
     mine.write_text(source)
-    assert reason in verdict(number, [sys.executable, str(mine)], tmp_path)
+    return [sys.executable, str(mine)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param((TAKEN_OUT, SUMMARY), id="a summary"),
+        pytest.param((RESULT, 'result["content"] = json.dumps({"out": text})'), id="JSON results"),
+        pytest.param((TAKEN_OUT, ONE_TAKEN_OUT), id="one result at a time"),
+    ],
+)
+def test_other_ways_through_a_full_context_pass(change: tuple[str, str], tmp_path: Path) -> None:
+    assert verdict(9, changed_agent([change], tmp_path), tmp_path) == ""
 
 
 # ---- limits --------------------------------------------------------------------------------------
@@ -546,9 +793,20 @@ from urllib.request import Request, urlopen
 def send():
     body = {{"model": "script", "messages": [{{"role": "user", "content": "Say the word."}}]}}
     url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-    return urlopen(Request(url, json.dumps(body).encode(), {{"Content-Type": "application/json"}})).read()
+    key = "Bearer " + os.environ["OPENAI_API_KEY"]
+    headers = {{"Content-Type": "application/json", "Authorization": key}}
+    return urlopen(Request(url, json.dumps(body).encode(), headers)).read()
 {}
 """
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_a_request_without_a_stream_is_told_at_once(number: int, tmp_path: Path) -> None:
+    waiting = "import time\ntry: send()\nfinally: time.sleep(600)"
+    (tmp_path / "mine.py").write_text(ASKING.format(waiting))
+    program = [sys.executable, str(tmp_path / "mine.py")]
+    reason = verdict(number, program, tmp_path, patience=20.0)
+    assert reason == 'the request does not ask for a stream: "stream": true'
 
 
 def test_what_a_program_leaves_running_is_ended(
@@ -607,6 +865,15 @@ def test_a_program_that_does_not_pass_is_told_why_and_what_came(
     assert '{"role": "user", "content": "Say the word."}' in capsys.readouterr().out
     assert run(["tour"]) == 0
     assert "passed 0 of 10" in capsys.readouterr().out
+
+
+def test_a_file_that_is_not_there_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "mine.py").touch()
+    assert run(["tour", "1", "--check", f"{sys.executable} -B miine.py"]) == 1
+    shown = capsys.readouterr().out
+    assert "Chapter 1, One request: not yet.\n  no file miine.py in this folder\n" in shown
+    assert run(["tour", "1", "--check", f"{sys.executable} -B mine.py"]) == 1
+    assert "  no request has come" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -36,6 +37,7 @@ OPENAI_API_KEY and OPENAI_MODEL set. It is run in a scratch folder, without a sh
 a file here becomes its whole path. Limits: {PATIENCE:.0f} seconds, {MAX_REQUESTS} requests and
 {MAX_OUTPUT // 1000:,} KB of output for each start; after its end, all that it has started is ended"""
 BELOW = "0 passed, or a page was shown · 1 not yet, with the reason · 2 usage"
+FILE = re.compile(r"[\w.][\w./-]*\.\w{1,4}")  # such as mine.py
 SHOWN = 12  # messages of the last request, and lines of the program's stderr
 WIDTH = 160  # columns of one of them
 
@@ -79,6 +81,14 @@ def command_of(text: str) -> list[str]:
     if not words:
         raise ConfigError("--check needs a command, such as 'python mine.py'")
     return [os.path.abspath(word) if Path(word).is_file() else word for word in words]
+
+
+def missing_file(command: Sequence[str]) -> str:
+    """What to say of the first word that looks like a file and is none; "" if there is none."""
+    for word in command[1:]:
+        if FILE.fullmatch(word) and not Path(word).exists():
+            return f"no file {word} in this folder"
+    return ""
 
 
 # ---- what was passed -----------------------------------------------------------------------------
@@ -161,8 +171,11 @@ def check(number: int, command: Sequence[str]) -> int:
         try:
             chapter.check(trial)
         except NotYetError as error:
+            reason = str(error)
+            if not trial.requests:
+                reason = missing_file(command) or reason
             screen.line(f"{name}: not yet.", "bold")
-            screen.line(f"  {error}")
+            screen.line(f"  {reason}")
             show_facts(screen, trial)
             return 1
         except StartError as error:

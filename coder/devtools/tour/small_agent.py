@@ -1,4 +1,4 @@
-"""A whole agent in about 130 lines, standard library only. It passes all chapters of the tour.
+"""A whole agent in about 140 lines, standard library only. It passes all chapters of the tour.
 
     OPENAI_BASE_URL=... OPENAI_API_KEY=... OPENAI_MODEL=... python small_agent.py "PROMPT"
 
@@ -31,16 +31,17 @@ def tool(name: str, *parameters: str) -> Message:
     return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
-TOOLS = [tool("bash", "command"), tool("task", "description", "prompt")]
+BASH = tool("bash", "command")
+TASK = tool("task", "description", "prompt")
 
 # ---- the model -----------------------------------------------------------------------------------
 
 
-def send(messages: list[Message]) -> Any:  # 1: one request
+def send(messages: list[Message], tools: list[Message]) -> Any:  # 1: one request
     address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     key = os.environ["OPENAI_API_KEY"]
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-    body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, "tools": TOOLS}
+    body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, "tools": tools}
     data = json.dumps(body | {"stream": True}).encode()
     return urlopen(Request(address, data, headers), timeout=180)
 
@@ -72,16 +73,16 @@ def add_part(calls: dict[int, Message], part: Message) -> None:  # 10: parts of 
         call["function"][name] += piece
 
 
-def ask(messages: list[Message]) -> Message:  # 5: a busy server
+def ask(messages: list[Message], tools: list[Message]) -> Message:  # 5: a busy server
     why = ""
-    for attempt in range(5):
+    for attempt in range(6):
         seconds = 2.0**attempt
         try:
-            return read_answer(send(messages))
+            return read_answer(send(messages, tools))
         except HTTPError as error:
             why = error.read().decode()
             if "context_length" in why:
-                return ask(shorten(messages))
+                return ask(shorten(messages), tools)
             if error.code != 429 and error.code < 500:
                 break
             seconds = float(error.headers.get("Retry-After", seconds))
@@ -92,11 +93,12 @@ def ask(messages: list[Message]) -> Message:  # 5: a busy server
 
 
 def shorten(messages: list[Message]) -> list[Message]:  # 9: a full context
-    for message in messages:
-        if message["role"] == "tool" and len(message["content"]) > 100:
-            message["content"] = "[taken out: the conversation was too long]"
-            return messages
-    sys.exit("the context is full")
+    results = [each for each in messages if each["role"] == "tool" and len(each["content"]) > 100]
+    if len(results) < 2:
+        sys.exit("the context is full")
+    for result in results[:-1]:
+        result["content"] = "[taken out: the conversation was too long]"
+    return messages
 
 
 # ---- the tools -----------------------------------------------------------------------------------
@@ -109,7 +111,7 @@ def bash(command: str) -> str:  # 3: one tool
 
 
 def task(description: str, prompt: str) -> str:
-    return run([{"role": "user", "content": prompt}])
+    return run([{"role": "user", "content": prompt}], [BASH])
 
 
 FUNCTIONS: dict[str, Any] = {"bash": bash, "task": task}
@@ -149,10 +151,10 @@ def run_calls(calls: list[Message], past: Past) -> Iterator[str]:
 # ---- the loop ------------------------------------------------------------------------------------
 
 
-def run(messages: list[Message]) -> str:  # 4: the loop
+def run(messages: list[Message], tools: list[Message]) -> str:  # 4: the loop
     past: Past = []
     while True:
-        answer = ask(messages)
+        answer = ask(messages, tools)
         calls = answer.get("tool_calls", [])
         # 8: a stop may come at any moment, so each call has a result from now on
         results = [result_of(mend(call)) for call in calls]
@@ -179,7 +181,7 @@ def main() -> int:
     messages = json.loads(SAVED.read_text()) if SAVED.exists() else []
     messages.append({"role": "user", "content": sys.argv[-1]})
     try:
-        print(run(messages))
+        print(run(messages, [BASH, TASK]))
     except KeyboardInterrupt:  # 8: a stop
         return 130
     finally:

@@ -13,10 +13,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from coder.devtools.scripted import MODEL, Body, Reply, Script, ScriptedServer
-from coder.devtools.tour.validity import RefusedError, check_request
+from coder.devtools.tour.validity import RefusedError, check_head, check_request, ids_of_calls
 from coder.history import text_of
 from coder.tools import processes
 
@@ -25,7 +26,9 @@ PATIENCE = 60.0  # seconds for one start of the program
 STOP_WITHIN = 5.0  # seconds after Ctrl+C
 MAX_OUTPUT = 1_000_000  # bytes
 MAX_REQUESTS = 30
-NOTHING = "no request has come: POST $OPENAI_BASE_URL/chat/completions, with a list of messages"
+NO_SECOND = "the answer had a call, and no second request has come"
+NO_STREAM = 'the request does not ask for a stream: "stream": true'
+NOTHING = "no request has come to $OPENAI_BASE_URL/chat/completions (POST, with a list of messages)"
 TICK = 0.02  # seconds between two looks at the program
 
 
@@ -54,7 +57,8 @@ class Trial:
         self.server = ScriptedServer(self._answer)
         self.requests = self.server.requests
         self.script: Script = lambda body: Reply("(there is no script)")
-        self.refusals: list[str] = []
+        self.needs_stream = False
+        self.faults: list[str] = []  # of requests; the first one ends the program
         self.remarks: list[str] = []  # for the learner, about a check that was passed
         self.output = ""
         self.errors = ""
@@ -89,11 +93,16 @@ class Trial:
         return word
 
     def _answer(self, body: Body) -> Reply:
+        number = len(self.requests)
         try:
+            check_head(self.server.paths[number - 1], self.server.heads[number - 1], KEY)
             check_request(body)
         except RefusedError as refusal:
-            self.refusals.append(f"the server refuses request {len(self.requests)}: {refusal}")
+            self.faults.append(f"the server refuses request {number}: {refusal}")
             return Reply(str(refusal), status=400)
+        if self.needs_stream and body.get("stream") is not True:
+            self.faults.append(NO_STREAM)
+            return Reply(NO_STREAM, status=400)
         return self.script(body)
 
     # -- the program
@@ -129,7 +138,9 @@ class Trial:
                 raise StartError(why) from None
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end. Raises NotYetError if a limit is passed or a request was refused."""
+        """Wait for its end. Raises NotYetError if a limit is passed, or at once if a request has a
+        fault.
+        """
         process = self._process
         assert process
         deadline = time.monotonic() + seconds
@@ -144,14 +155,16 @@ class Trial:
         self.output = self._read("output")
         self.errors = self._read("errors")
         self.code = process.wait()
-        if self.refusals:
-            raise NotYetError(self.refusals[0])
+        if self.faults:
+            raise NotYetError(self.faults[0])
         if passed:
             raise NotYetError(passed)
         expect(self.requests, NOTHING)
 
     def _limit_passed(self) -> str:
-        """The limit that the program has passed, "" if there is none."""
+        """The limit that the program has passed, or its fault; "" if there is none."""
+        if self.faults:
+            return self.faults[0]
         if len(self.requests) > MAX_REQUESTS:
             return f"the program has made more than {MAX_REQUESTS} requests"
         for name in ("output", "errors"):
@@ -198,22 +211,27 @@ class Trial:
     def expect_results(self, number: int, count: int, reason: str) -> list[str]:
         """The texts of the results in a request, so many. Raises NotYetError."""
         texts = results_of(self.expect_request(number, reason))
-        found = (
-            f"request {number} holds {len(texts)} results (role tool), and there were {count} calls"
-        )
-        expect(len(texts) == count, found)
+        found = f"request {number} holds {counted(len(texts), 'result')} (role tool)"
+        expect(len(texts) == count, f"{found}, and there had been {counted(count, 'call')}")
         return texts
 
-    def expect_chain(self) -> None:
-        """Each request begins with the one before it. Raises NotYetError."""
-        for number, later in enumerate(self.requests[1:], 2):
-            earlier = self.requests[number - 2]
-            beginning = later["messages"][: len(earlier["messages"])]
-            is_chain = beginning == earlier["messages"] and later.get("tools") == earlier.get(
-                "tools"
-            )
-            lost = f"request {number} does not begin with request {number - 1}: the cache is lost"
-            expect(is_chain, lost)
+    def expect_chain(self, requests: Sequence[Body]) -> None:
+        """Each of these requests begins with the one before it. Raises NotYetError."""
+        for earlier, later in pairwise(requests):
+            first = self.number_of(earlier)
+            second = self.number_of(later)
+            is_offered = not earlier.get("tools") or later.get("tools")
+            expect(is_offered, f"request {second} does not offer the tools of request {first}")
+            lost = f"request {second} does not begin with request {first}: the cache is lost"
+            expect(later["messages"][: len(earlier["messages"])] == earlier["messages"], lost)
+            same_tools = later.get("tools") == earlier.get("tools")
+            other = f"the tools of request {second} are not exactly those of request {first}"
+            expect(same_tools, f"{other}: the cache is lost")
+
+    def number_of(self, body: Body) -> int:
+        """The number of a request, from 1."""
+        [number] = [number for number, each in enumerate(self.requests, 1) if each is body]
+        return number
 
     def expect_end(self, text: str) -> None:
         """The program has ended well and printed this. Raises NotYetError."""
@@ -225,9 +243,31 @@ def new_word() -> str:
     return f"plum-{secrets.token_hex(3)}"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 call`, `2 calls`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def bash(command: str) -> Reply:
+    """An answer that calls bash."""
+    return Reply(calls=[("bash", {"command": command})])
+
+
 def results_of(body: Body) -> list[str]:
     """The texts of the results in a request, in order."""
     return [text_of(message) for message in body["messages"] if message["role"] == "tool"]
+
+
+def are_in_order(body: Body) -> bool:
+    """Do the results of a request stand in the order of their calls?"""
+    calls: list[str] = []
+    results: list[str] = []
+    for message in body["messages"]:
+        if message["role"] == "assistant":
+            calls += ids_of_calls(message)
+        if message["role"] == "tool":
+            results.append(message["tool_call_id"])
+    return calls == results
 
 
 def users_texts(body: Body) -> list[str]:
