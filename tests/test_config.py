@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
+from coder.cli.main import run
 from coder.providers.profiles import Price
 from coder.settings import (
     LEVELS,
@@ -27,7 +28,6 @@ from coder.settings import (
 from coder.sources import load
 from coder.types import Reasoning
 
-ROOT = Path(__file__).parents[1]
 HERE = "http://127.0.0.1:{}/v1"
 THERE = "https://{}.example/v1"
 NEEDED = {"OPENAI_BASE_URL": HERE.format(9), "OPENAI_MODEL": "m"}
@@ -82,14 +82,19 @@ def test_each_setting_comes_from_the_first_source_that_has_it(settings: Sources,
         assert str(got).removesuffix(".0") == values[first]
 
 
-def test_what_no_source_has_gets_its_default(settings: Sources, ws: Path) -> None:
+def test_what_no_source_has_gets_its_default(
+    settings: Sources, capsys: pytest.CaptureFixture[str]
+) -> None:
     default = vars(Settings(model="m", base_url=HERE.format(9)))
     assert vars(settings(env=NEEDED)) == default
     assert get_args(Reasoning) == LEVELS
-    example = (ROOT / ".env.example").read_text()
-    assert re.findall(r"^([A-Z][A-Z_]+)=$", example, re.M) == list(SETTINGS)
-    (ws / ".env").write_text(example)
-    assert vars(load(ws)) == default
+    with pytest.raises(ConfigError, match="no key"):
+        settings()  # no source has anything
+    assert run(["config"]) == 0
+    printed = capsys.readouterr().out
+    start = dict(re.findall(r"^([A-Z][A-Z_]+)=(.*)$", printed, re.M))
+    assert start == dict.fromkeys(SETTINGS, ""), "coder config prints a file to start from"
+    assert vars(settings(env=NEEDED, user=start)) == default
     empty = {"CODER_MAX_STEPS": "", "OPENAI_API_KEY": " "}
     user = {"CODER_MAX_STEPS": "7", "OPENAI_API_KEY": ""}
     got = settings({"OPENAI_MODEL": None}, NEEDED | empty, user)

@@ -17,7 +17,9 @@ from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.events import Event, Notice
 from coder.hooks import Hooks
 from coder.loop import run_loop
+from coder.providers.profiles import TABLE, profile_of
 from coder.providers.request import REASONING_BUDGETS
+from coder.providers.text import host_of
 from coder.toolset import Toolset
 from coder.types import Message, ModelError, Request, RunResult
 from tests import harness
@@ -290,6 +292,27 @@ def test_each_server_gets_its_own_form(urls: str, models: str, differences: dict
             plain = {"model", "messages", "stream", "stream_options", "prompt_cache_key"}
             seen = body_for(url, name, session_id="s").keys()
             assert seen <= plain, "no reasoning where it is off"
+
+
+NAMES = [f"{row.get('server', 'any server')} {row.get('model', 'any model')}" for row in TABLE]
+
+
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_every_row_of_the_table_is_a_profile_and_has_a_row_here(row: dict[str, Any]) -> None:
+    fields = {name: value for name, value in row.items() if name not in ("server", "model")}
+    profile_of("", "", fields)  # raises ValueError if a name or a value is wrong
+    tested = [
+        (url, model)
+        for urls, models, differences in ROWS
+        for url in urls.split()
+        for model in models.split()
+        if differences
+    ]
+    assert any(
+        re.search(row.get("server", ""), host_of(url).lower())
+        and re.search(row.get("model", ""), model.lower())
+        for url, model in tested
+    ), "no row of ROWS has this server and model: add one"
 
 
 def test_the_plain_form_has_nothing_that_is_not_needed() -> None:

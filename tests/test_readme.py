@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 import pytest
 
+import coder.tools
 from coder import events, types
 from coder.agent.profiles import BUILT_IN, load_agents
 from coder.cli.command_table import ALIASES, COMMANDS
@@ -36,6 +37,7 @@ from coder.permissions.rules import rules_of
 from coder.sessions.export import Format
 from coder.settings import SETTINGS, window_of
 from coder.sources import load
+from coder.tools.built_in import PATCHING, TOOLS
 
 ROOT = Path(__file__).parent.parent
 LOCAL = {"OPENAI_BASE_URL": "http://localhost:1/v1"}  # needs no key
@@ -458,10 +460,32 @@ def test_the_tables_of_commands_are_the_program() -> None:
     assert all(ALIASES[alias] == name for name, alias in also)
 
 
+def test_every_built_in_tool_and_its_kind_is_named_in_the_documents() -> None:
+    folder = re.search(r"^\| \[tools/\].*", PAGES["README.md"], re.M)
+    sentence = re.search(r"the built-in tools .*?\.", PAGES["docs/library.md"], re.S)
+    kinds = re.search(r"The kinds are.*?In a pattern", PAGES["docs/security.md"], re.S)
+    assert folder
+    assert sentence
+    assert kinds
+    docstring = str(coder.tools.__doc__).partition("\n\n")[0]
+    for tool in (*TOOLS, *PATCHING):
+        assert re.search(rf"\b{tool.name}\b", folder[0]), "its row in README.md"
+        assert re.search(rf"\b{tool.name}\b", docstring), "the docstring of tools/__init__.py"
+        assert f"`{tool.name}`" in sentence[0], "the sentence in docs/library.md"
+        assert f"`{tool.permission}`" in kinds[0], "the kinds in docs/security.md"
+
+
 def test_every_format_of_an_export_is_named_in_the_help_and_the_table() -> None:
     table = re.search(r"^\| `/export.*", PAGES["README.md"], re.M)
     assert table
+    places = [
+        re.search(r"^\| `coder export.*", PAGES["README.md"], re.M),
+        re.search(r"^An export is .*?;", PAGES["docs/sessions.md"], re.M | re.S),
+    ]
     for form in get_args(Format):
+        for place in places:
+            assert place
+            assert f"`{form}`" in place[0]
         assert f".{form}" in COMMANDS["export"].help
         assert f"`.{form}`" in table[0]
 

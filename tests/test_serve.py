@@ -512,7 +512,8 @@ def test_another_address_is_served_under_its_own_name(
 def test_the_openapi_file_is_what_the_classes_say(served: Served) -> None:
     """`python -m coder.doors.serve_openapi > docs/openapi.json` stores it again."""
     described = openapi(ROUTES)
-    assert json.loads((ROOT / "docs" / "openapi.json").read_text()) == described
+    stored = json.loads((ROOT / "docs" / "openapi.json").read_text())
+    assert stored == described, "store it again: the docstring of this test has the command"
     assert served.get("/doc") == described
 
 
