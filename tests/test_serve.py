@@ -562,8 +562,8 @@ def test_the_sdk_of_opencode_is_a_client(served: Served) -> None:
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
 def test_curl_alone_is_a_client(served: Served) -> None:
-    page = (ROOT / "docs" / "serve.md").read_text()
-    [walk] = [each for each in re.findall(r"```sh\n(.*?)```", page, re.S) if "$server/" in each]
+    page = (ROOT / "README.md").read_text()
+    [walk] = [each for each in re.findall(r"```sh\n(.*?)```", page, re.S) if "curl" in each]
     assert "http://127.0.0.1:4096" in walk
     walk = walk.replace("http://127.0.0.1:4096", served.url.rstrip("/"))
     done = subprocess.run(
