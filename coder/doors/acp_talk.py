@@ -191,23 +191,11 @@ class Talk:
     @property
     def modes(self) -> schema.SessionModeState:
         """The agents, and the one that works without questions."""
+        described = {name: spec.description for name, spec in self.session.parts.primary.items()}
+        described[YOLO] = "works without asking; what a rule denies stays denied"
         modes: list[schema.SessionMode] = []
-        for name, spec in self.session.parts.primary.items():
-            modes.append(
-                schema.SessionMode(
-                    id=name,
-                    name=name,
-                    description=spec.description,
-                )
-            )
-        about = "works without asking; what a rule denies stays denied"
-        modes.append(
-            schema.SessionMode(
-                id=YOLO,
-                name=YOLO,
-                description=about,
-            )
-        )
+        for name, about in described.items():
+            modes.append(schema.SessionMode(id=name, name=name, description=about))
         present = YOLO if self.session.permissions.yolo else self.session.spec.name
         return schema.SessionModeState(available_modes=modes, current_mode_id=present)
 
