@@ -327,16 +327,22 @@ GOOD = '{"id": "a", "prompt": "x"}\n'
     ("tasks", "said"),
     [
         pytest.param(GOOD + "{no", "tasks.jsonl, line 2:", id="no JSON"),
-        pytest.param(GOOD + "[1]", "line 2: a task is a JSON object", id="no object"),
-        pytest.param('{"prompt": "x"}', "the task has no id", id="no id"),
-        pytest.param('{"id": "a"}', "the task has no prompt", id="no prompt"),
+        pytest.param(GOOD + "[1]", "line 2: the task has to be of type object", id="no object"),
+        pytest.param('{"prompt": "x"}', "line 1: the task needs id", id="no id"),
+        pytest.param('{"id": "a"}', "line 1: the task needs prompt", id="no prompt"),
         pytest.param(GOOD + GOOD, "two tasks have the id 'a'", id="an id twice"),
-        pytest.param('{"id": "a", "prompt": "x", "dir": "y"}', "has no 'dir'", id="a typo"),
-        pytest.param('{"id": 1, "prompt": "x"}', "id has to be a text", id="a number as id"),
+        pytest.param('{"id": "a", "prompt": "x", "dir": "y"}', "has no parameter dir", id="a typo"),
         pytest.param(
-            '{"id": "a", "prompt": "x", "max_steps": "9"}',
-            "max_steps has to be a number",
+            '{"id": 1, "prompt": "x"}', "id has to be of type string", id="a number as id"
+        ),
+        pytest.param(
+            '{"id": "a", "prompt": "x", "max_steps": "many"}',
+            "max_steps has to be of type integer",
             id="steps",
+        ),
+        pytest.param('{"id": "a", "prompt": ""}', "it needs an id and a prompt", id="empty"),
+        pytest.param(
+            '{"id": "a", "prompt": "x", "max_seconds": 0}', "a limit is above zero", id="zero"
         ),
         pytest.param(
             '{"id": "a", "prompt": "x", "cwd": "/nowhere"}', "no folder /nowhere", id="no folder"
