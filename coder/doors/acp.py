@@ -90,7 +90,11 @@ class Door:
         return acp.NewSessionResponse(session_id=talk.session.id, modes=talk.modes)
 
     async def load_session(
-        self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
+        self,
+        cwd: str,
+        session_id: str,
+        mcp_servers: Sequence[Any] | None = None,
+        **_: Any,
     ) -> acp.LoadSessionResponse:
         await self.close_session(session_id)
         with in_one_line(NOT_FOUND):
@@ -270,7 +274,12 @@ class Frames:
                 problem = acp.RequestError.invalid_request()
             except (ValueError, RecursionError):  # no JSON, or longer than LINE
                 problem = acp.RequestError.parse_error()
-            await self.send({"jsonrpc": "2.0", "id": None, "error": problem.to_error_obj()})
+            refusal = {
+                "jsonrpc": "2.0",
+                "id": None,
+                "error": problem.to_error_obj(),
+            }
+            await self.send(refusal)
 
     async def close(self) -> None:
         self.writer.close()

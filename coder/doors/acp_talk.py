@@ -191,11 +191,19 @@ class Talk:
     @property
     def modes(self) -> schema.SessionModeState:
         """The agents, and the one that works without questions."""
-        described = {name: spec.description for name, spec in self.session.parts.primary.items()}
+        described: dict[str, str] = {}
+        for spec in self.session.parts.primary.values():
+            described[spec.name] = spec.description
         described[YOLO] = "works without asking; what a rule denies stays denied"
         modes: list[schema.SessionMode] = []
         for name, about in described.items():
-            modes.append(schema.SessionMode(id=name, name=name, description=about))
+            modes.append(
+                schema.SessionMode(
+                    id=name,
+                    name=name,
+                    description=about,
+                )
+            )
         present = YOLO if self.session.permissions.yolo else self.session.spec.name
         return schema.SessionModeState(available_modes=modes, current_mode_id=present)
 

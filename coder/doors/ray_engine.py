@@ -36,7 +36,9 @@ class RayEngine:
             row: Row = ray.get(handle)
         except ray.exceptions.RayTaskError as error:
             cause = error.as_instanceof_cause()
-            raise (cause if isinstance(cause, BatchError) else BatchError(str(cause))) from None
+            if isinstance(cause, BatchError):
+                raise cause from None
+            raise BatchError(str(cause)) from None
         except ray.exceptions.RayError as error:
             raise BatchError(f"the cluster: {error}") from None
         return row
