@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -447,18 +448,26 @@ def test_a_program_gets_all_rows(
 def test_a_cluster_gives_the_same_rows(tmp_path: Path, server: ScriptedServer) -> None:
     pytest.importorskip("ray")
     tasks = [{"id": f"{number}", "prompt": "x"} for number in range(4)]
-    with Place(
-        tmp_path,
-        server,
-        tasks,
-        "--engine",
-        "ray",
-        "--workers",
-        "2",
-        *YOLO,
-    ) as place:
+    words = ["--engine", "ray", "--workers", "2"]
+    # Names of Ray's sockets have at most 107 characters
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as short,
+        Place(tmp_path, server, tasks, *words, *YOLO, RAY_TMPDIR=short) as place,
+    ):
         assert place.end() == 0, place.err
     assert sorted(row["id"] for row in place.rows()) == ["0", "1", "2", "3"]
+
+
+def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path, server: ScriptedServer) -> None:
+    pytest.importorskip("ray")
+    words = ["--engine", "ray", "--address", "auto"]
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as short,
+        Place(tmp_path, server, GOOD, *words, RAY_TMPDIR=short) as place,
+    ):
+        assert place.end() == 2
+    assert "Ray cannot be used: " in place.err
+    assert "internal error" not in place.err
 
 
 def test_without_ray_one_line_says_what_to_install(tmp_path: Path, server: ScriptedServer) -> None:
