@@ -25,6 +25,7 @@ from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.doors.acp_updates import hunks_of
 from coder.extend.prompt_files import PromptFiles
 from coder.history import text_of
+from coder.sessions.file_states import MAX_FILE
 from tests.editor import FILES, Editor, environment, once
 from tests.harness import commands, results, sent
 from tests.terminal import processes, running, until
@@ -428,8 +429,12 @@ def test_a_command_of_the_project_is_offered_if_it_is_trusted(
     if answer:
         files.answer([files.commands["deploy"]], answer)
     session = editor.open(tmp_path)
-    editor.prompt(session, "/deploy")
-    assert sent(editor.server)[-1] == ("Deploy it." if answer == "yes" else "/deploy")
+    if answer == "yes":
+        editor.prompt(session, "/deploy")
+        assert sent(editor.server)[-1] == "Deploy it."
+        return
+    with pytest.raises(acp.RequestError, match="a session has to ask about it first"):
+        editor.prompt(session, "/deploy")
 
 
 def test_a_run_is_undone_and_redone(editor: Editor, script: Script, tmp_path: Path) -> None:
@@ -444,6 +449,17 @@ def test_a_run_is_undone_and_redone(editor: Editor, script: Script, tmp_path: Pa
     editor.prompt(session, "/redo")
     assert (tmp_path / "made.txt").exists()
     assert editor.said(session) == "Done.Undone: made.txt.Redone: made.txt."
+
+
+def test_an_undo_says_what_stays_as_it_is(editor: Editor, script: Script, tmp_path: Path) -> None:
+    script.replies = [Reply(calls=commands("echo > small; echo >> big")), Reply("Done.")]
+    session = editor.open(tmp_path)
+    (tmp_path / "big").write_bytes(b"x" * (MAX_FILE + 1))  # which is not kept
+    editor.prompt(session, "Go.")
+    editor.prompt(session, "/undo")
+    assert editor.said(session) == (
+        "Done.Undone: small.\nLeft as they are, since undo has no earlier state of them: big."
+    )
 
 
 def test_a_conversation_is_summed_up(editor: Editor, script: Script, tmp_path: Path) -> None:
@@ -784,6 +800,32 @@ def test_an_older_protocol_is_one_error(tmp_path: Path) -> None:
     assert (
         message == "the editor speaks version 0 of the protocol, coder speaks 1: update the editor"
     )
+    assert process.returncode == 0
+    assert errors == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        pytest.param("[]", -32600, id="a list"),
+        pytest.param('"x"', -32600, id="a text"),
+        pytest.param('{"id": {}, "result": 1}', -32600, id="an id that is none"),
+        pytest.param("{", -32700, id="no JSON"),
+        pytest.param("[" * 100_000, -32700, id="too deep"),
+    ],
+)
+def test_a_line_that_is_no_message_is_one_error(tmp_path: Path, line: str, code: int) -> None:
+    with ScriptedServer(Script()) as server:
+        process = raw(tmp_path, server)
+        assert process.stdin
+        process.stdin.write(f"{line}\n")
+        request = {"jsonrpc": "2.0", "id": 7, "method": INITIALIZE[0], "params": INITIALIZE[1]}
+        output, errors = process.communicate(json.dumps(request) + "\n", timeout=60)
+    refused, answered = [json.loads(each) for each in output.splitlines()]
+    assert refused["id"] is None
+    assert refused["error"]["code"] == code
+    assert answered["id"] == 7
+    assert "result" in answered
     assert process.returncode == 0
     assert errors == ""
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -327,16 +328,22 @@ GOOD = '{"id": "a", "prompt": "x"}\n'
     ("tasks", "said"),
     [
         pytest.param(GOOD + "{no", "tasks.jsonl, line 2:", id="no JSON"),
-        pytest.param(GOOD + "[1]", "line 2: a task is a JSON object", id="no object"),
-        pytest.param('{"prompt": "x"}', "the task has no id", id="no id"),
-        pytest.param('{"id": "a"}', "the task has no prompt", id="no prompt"),
+        pytest.param(GOOD + "[1]", "line 2: the task has to be of type object", id="no object"),
+        pytest.param('{"prompt": "x"}', "line 1: the task needs id", id="no id"),
+        pytest.param('{"id": "a"}', "line 1: the task needs prompt", id="no prompt"),
         pytest.param(GOOD + GOOD, "two tasks have the id 'a'", id="an id twice"),
-        pytest.param('{"id": "a", "prompt": "x", "dir": "y"}', "has no 'dir'", id="a typo"),
-        pytest.param('{"id": 1, "prompt": "x"}', "id has to be a text", id="a number as id"),
+        pytest.param('{"id": "a", "prompt": "x", "dir": "y"}', "has no parameter dir", id="a typo"),
         pytest.param(
-            '{"id": "a", "prompt": "x", "max_steps": "9"}',
-            "max_steps has to be a number",
+            '{"id": 1, "prompt": "x"}', "id has to be of type string", id="a number as id"
+        ),
+        pytest.param(
+            '{"id": "a", "prompt": "x", "max_steps": "many"}',
+            "max_steps has to be of type integer",
             id="steps",
+        ),
+        pytest.param('{"id": "a", "prompt": ""}', "it needs an id and a prompt", id="empty"),
+        pytest.param(
+            '{"id": "a", "prompt": "x", "max_seconds": 0}', "a limit is above zero", id="zero"
         ),
         pytest.param(
             '{"id": "a", "prompt": "x", "cwd": "/nowhere"}', "no folder /nowhere", id="no folder"
@@ -441,18 +448,26 @@ def test_a_program_gets_all_rows(
 def test_a_cluster_gives_the_same_rows(tmp_path: Path, server: ScriptedServer) -> None:
     pytest.importorskip("ray")
     tasks = [{"id": f"{number}", "prompt": "x"} for number in range(4)]
-    with Place(
-        tmp_path,
-        server,
-        tasks,
-        "--engine",
-        "ray",
-        "--workers",
-        "2",
-        *YOLO,
-    ) as place:
+    words = ["--engine", "ray", "--workers", "2"]
+    # Names of Ray's sockets have at most 107 characters
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as short,
+        Place(tmp_path, server, tasks, *words, *YOLO, RAY_TMPDIR=short) as place,
+    ):
         assert place.end() == 0, place.err
     assert sorted(row["id"] for row in place.rows()) == ["0", "1", "2", "3"]
+
+
+def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path, server: ScriptedServer) -> None:
+    pytest.importorskip("ray")
+    words = ["--engine", "ray", "--address", "auto"]
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as short,
+        Place(tmp_path, server, GOOD, *words, RAY_TMPDIR=short) as place,
+    ):
+        assert place.end() == 2
+    assert "Ray cannot be used: " in place.err
+    assert "internal error" not in place.err
 
 
 def test_without_ray_one_line_says_what_to_install(tmp_path: Path, server: ScriptedServer) -> None:

@@ -100,6 +100,9 @@ def test_the_client_is_asked_and_told_of_progress(
     assert len(seen) == 1
     assert "made.txt" in seen[0]
     assert told == ["write made.txt"]
+    offered = [tool["function"]["name"] for tool in server.requests[0]["tools"]]
+    assert "bash" in offered
+    assert "ask_user" not in offered  # the client's form knows yes and no
 
 
 def test_a_client_that_cannot_be_asked_needs_rules(tmp_path: Path) -> None:
@@ -113,6 +116,20 @@ def test_a_client_that_cannot_be_asked_needs_rules(tmp_path: Path) -> None:
         assert "Denied" in results(server)[-1]
     assert answer.content[0].text == "All is done."
     assert not (work / "made.txt").exists()
+
+
+def test_a_call_that_repeats_itself_asks_nobody(tmp_path: Path) -> None:
+    work = folder(tmp_path)
+    seen: list[str] = []
+
+    async def call(session: ClientSession) -> Any:
+        return await session.call_tool("code", {"prompt": "Look.", "cwd": str(work)})
+
+    with ScriptedServer(lambda body: Reply(calls=[("ls", {})])) as server:
+        content = answering("accept", seen, allow=True)
+        answer = talk(tmp_path, server, call, elicitation_callback=content)
+    assert answer.content[0].text.startswith("Stopped: ls was called")
+    assert seen == []
 
 
 def test_a_cancelled_call_ends_the_run(tmp_path: Path) -> None:

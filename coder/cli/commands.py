@@ -308,13 +308,8 @@ class Commands(CommandTable):
             self.warn(result.problem)
         else:
             self.screen.line(f"{done}: {first_of(result.paths) or 'no file was changed'}.")
-        if result.lost:
-            names = first_of(result.lost)
-            self.warn(f"Left as they are, since undo has no earlier state of them: {names}.")
-        if result.is_partly_known:
-            self.warn(
-                "A command of this run began before all files were listed: it may have changed more."
-            )
+        for warning in result.warnings(first_of):
+            self.warn(warning)
         return result.prompt
 
     @command(

@@ -127,10 +127,10 @@ def mcp_server(words: Sequence[str]) -> int:
     )
     _flags("mcp-server", about).parse_args(words)
     try:
-        from coder.doors.mcp_server import main  # late: the package is an extra
+        from coder.doors.mcp_server import server  # late: the package is an extra
     except ModuleNotFoundError:
         raise without_package("mcp-server", "mcp") from None
-    main()
+    server.run()
     return 0
 
 

@@ -8,6 +8,7 @@ commands, acp_buffers.py the editor's unsaved texts.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -89,7 +90,11 @@ class Door:
         return acp.NewSessionResponse(session_id=talk.session.id, modes=talk.modes)
 
     async def load_session(
-        self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
+        self,
+        cwd: str,
+        session_id: str,
+        mcp_servers: Sequence[Any] | None = None,
+        **_: Any,
     ) -> acp.LoadSessionResponse:
         await self.close_session(session_id)
         with in_one_line(NOT_FOUND):
@@ -239,6 +244,42 @@ async def serve() -> None:
     door = Door()
     try:
         agent = cast(acp.Agent, door)  # it has none of the optional methods
-        await acp.run_agent(agent, writer, reader, use_unstable_protocol=True)
+        await acp.run_agent(agent, Frames(reader, writer), use_unstable_protocol=True)
     finally:
         await door.close()
+
+
+class Frames:
+    """The messages of the connection, one a line. What is none gets an error: the reader of the
+    package would end, and with it all runs."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.writer.write(json.dumps(message).encode() + b"\n")
+        await self.writer.drain()
+
+    async def receive(self) -> dict[str, Any] | None:
+        """The next message; None at the end."""
+        while True:
+            try:
+                line = await self.reader.readline()
+                if not line:
+                    return None
+                message = json.loads(line)
+                if isinstance(message, dict) and not isinstance(message.get("id"), dict | list):
+                    return message
+                problem = acp.RequestError.invalid_request()
+            except (ValueError, RecursionError):  # no JSON, or longer than LINE
+                problem = acp.RequestError.parse_error()
+            refusal = {
+                "jsonrpc": "2.0",
+                "id": None,
+                "error": problem.to_error_obj(),
+            }
+            await self.send(refusal)
+
+    async def close(self) -> None:
+        self.writer.close()

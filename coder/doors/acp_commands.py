@@ -24,10 +24,11 @@ Begin = Callable[[Session, str], str | Events[object]]
 
 @dataclass(frozen=True)
 class Command:
-    """`hint` says what can follow the name, if anything can."""
+    """`hint` says what can follow the name, if anything can. Without a `begin` it is a prompt that
+    Parts.fill knows."""
 
     about: str
-    begin: Begin
+    begin: Begin | None = None
     hint: str = ""
 
 
@@ -56,11 +57,7 @@ def commands_of(session: Session) -> dict[str, Command]:
     found |= PROMPTS
     if files:
         for file in trusted(files.commands):
-            found[file.name] = Command(
-                file.description,
-                partial(fill, file),
-                "words",
-            )
+            found[file.name] = Command(file.description, hint="words")
     return found | DONE
 
 
@@ -96,11 +93,7 @@ def say(done: str, result: UndoResult) -> str:
     if result.problem:
         return result.problem
     text = f"{done}: {', '.join(result.paths) or 'no file was changed'}."
-    if result.lost:
-        text += f"\nNot restored, since it is not kept: {', '.join(result.lost)}."
-    if result.is_partly_known:
-        text += "\nA command of this run may have changed more files."
-    return text
+    return "\n".join([text, *result.warnings(", ".join)])
 
 
 def run_plugin(plugin: PluginCommand, session: Session, words: str) -> Events[None]:
@@ -123,20 +116,11 @@ def init(session: Session, words: str) -> str:
     return str(module.INIT)
 
 
-def review(session: Session, what: str) -> str:
-    module = needed("coder.agent.instructions", "/review")
-    return str(module.review(what))
-
-
-def fill(file: PromptFile, session: Session, words: str) -> str:
-    return file.filled(words)
-
-
 def use(skill: PromptFile, session: Session, task: str) -> str:
     return f"Read {skill.path}, and follow it.\n\n{task}".strip()
 
 
 PROMPTS = {
     "init": Command("let the model write AGENTS.md for this project", init),
-    "review": Command("let the model review what is not committed", review, "what else"),
+    "review": Command("let the model review what is not committed", hint="what else"),
 }

@@ -84,15 +84,14 @@ class Talk:
     def _begin(self, text: str, images: Sequence[dict[str, Any]]) -> Events[object]:
         """The run of a prompt or a command."""
         name, _, words = text.removeprefix("/").partition(" ")
-        if text.startswith("/") and name in self.commands:
-            begun = self.commands[name].begin(
-                self.session,
-                words.strip(),
-            )
-            if not isinstance(begun, str):
-                return begun
-            text = begun
-        return self.session.prompt(text, images)
+        command = self.commands.get(name) if text.startswith("/") else None
+        if command is None or command.begin is None:
+            begun: str | Events[object] = self.session.parts.fill(text)
+        else:
+            begun = command.begin(self.session, words.strip())
+        if isinstance(begun, str):
+            return self.session.prompt(begun, images)
+        return begun
 
     async def _follow(self, events: Events[object]) -> RunEnd | None:
         """Show a run; its end."""
@@ -192,23 +191,19 @@ class Talk:
     @property
     def modes(self) -> schema.SessionModeState:
         """The agents, and the one that works without questions."""
+        described: dict[str, str] = {}
+        for spec in self.session.parts.primary.values():
+            described[spec.name] = spec.description
+        described[YOLO] = "works without asking; what a rule denies stays denied"
         modes: list[schema.SessionMode] = []
-        for name, spec in self.session.parts.primary.items():
+        for name, about in described.items():
             modes.append(
                 schema.SessionMode(
                     id=name,
                     name=name,
-                    description=spec.description,
+                    description=about,
                 )
             )
-        about = "works without asking; what a rule denies stays denied"
-        modes.append(
-            schema.SessionMode(
-                id=YOLO,
-                name=YOLO,
-                description=about,
-            )
-        )
         present = YOLO if self.session.permissions.yolo else self.session.spec.name
         return schema.SessionModeState(available_modes=modes, current_mode_id=present)
 

@@ -36,6 +36,11 @@ Report = Callable[[Sequence[Row]], object]
 TRIES = 3  # attempts at a task whose process is killed
 USAGE = 2  # the exit code of a program whose flags or settings are wrong
 SAID = 500  # characters of what a failed process has said
+# What a row has of the events of the program, by their types
+REPORTED = {
+    "run_start": ("session_id", "model"),
+    "run_end": ("stop_reason", "text", "steps", "usage", "error"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,19 +165,16 @@ def follow(process: subprocess.Popen[bytes], job: Job) -> Row:
         if not line.endswith(b"\n"):  # it was killed
             break
         event = json.loads(line)
-        match event["type"]:
-            case "run_start":
-                row |= {name: event[name] for name in ("session_id", "model")}
-            case "step_end":
-                cost += event["usage"]["cost"] or 0.0
-            case "run_end":
-                names = ("stop_reason", "text", "steps", "usage", "error")
-                row |= {name: event[name] for name in names}
-                row["cost"] = event["usage"]["cost"]
+        for name in REPORTED.get(event["type"], ()):
+            row[name] = event[name]
+        if event["type"] == "step_end":
+            cost += event["usage"]["cost"] or 0.0
         most = job.limits.cost
         if most is not None and cost > most and not is_stopped:
             is_stopped = True
             process.send_signal(signal.SIGINT)
+    if "usage" in row:
+        row["cost"] = row["usage"]["cost"]
     if is_stopped:
         row["stop_reason"] = "max_cost"
     return row
@@ -318,10 +320,13 @@ def drive(
 
 def is_over(rows: Sequence[Row], total: Limits, began: float) -> bool:
     """Have all tasks together taken what they may?"""
-    if total.seconds is not None and time.monotonic() - began >= total.seconds:
-        return True
-    if total.steps is not None and sum(row.get("steps") or 0 for row in rows) >= total.steps:
-        return True
-    if total.cost is None:
-        return False
-    return sum(row.get("cost") or 0.0 for row in rows) >= total.cost
+    taken = {
+        "seconds": time.monotonic() - began,
+        "steps": sum(row.get("steps") or 0 for row in rows),
+        "cost": sum(row.get("cost") or 0.0 for row in rows),
+    }
+    for name, amount in taken.items():
+        limit = getattr(total, name)
+        if limit is not None and amount >= limit:
+            return True
+    return False

@@ -6,11 +6,12 @@ import fcntl
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from coder.types import CoderError
+from coder.schemas import kind_of
+from coder.types import CoderError, ToolError
 
 Row = dict[str, Any]
 
@@ -43,44 +44,30 @@ def read_tasks(path: str | Path) -> list[Task]:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BatchError(f"{path}: {getattr(error, 'strerror', error)}") from None
+    kind = kind_of(Task, "a task")
     tasks: list[Task] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            tasks.append(task_of(json.loads(line)))
-        except ValueError as error:
+            tasks.append(kind.take(json.loads(line), "the task"))
+        except (ValueError, ToolError) as error:
             raise BatchError(f"{path}, line {number}: {error}") from None
     return tasks
 
 
-def task_of(value: Any) -> Task:
-    """A task of its JSON object. Raises ValueError, with what is wrong."""
-    if not isinstance(value, dict):
-        raise ValueError("a task is a JSON object")
-    types = {field.name: field.type for field in fields(Task)}
-    unknown = sorted(value.keys() - types.keys())
-    if unknown:
-        raise ValueError(f"a task has no {unknown[0]!r}; it has {', '.join(types)}")
-    for name in ("id", "prompt"):
-        if not value.get(name):
-            raise ValueError(f"the task has no {name}")
-    for name, given in value.items():
-        is_number = isinstance(given, int | float) and not isinstance(given, bool) and given > 0
-        if types[name] == "str" and not isinstance(given, str):
-            raise ValueError(f"{name} has to be a text")
-        if types[name] != "str" and not is_number:
-            raise ValueError(f"{name} has to be a number above zero")
-    return Task(**value)
-
-
 def check_tasks(tasks: Sequence[Task]) -> None:
-    """Raise BatchError for tasks that cannot be told apart, or whose folder is missing."""
+    """Raise BatchError for tasks that cannot be told apart, or cannot be done."""
     seen: set[str] = set()
     for task in tasks:
         if task.id in seen:
             raise BatchError(f"two tasks have the id {task.id!r}")
         seen.add(task.id)
+        if not task.id or not task.prompt:
+            raise BatchError(f"task {task.id!r}: it needs an id and a prompt")
+        for limit in (task.max_steps, task.max_seconds):
+            if limit is not None and limit <= 0:
+                raise BatchError(f"task {task.id}: a limit is above zero")
         if task.cwd and task.repo:
             raise BatchError(f"task {task.id}: give cwd or repo, not both")
         if task.commit and (not task.repo or task.commit.startswith("-")):

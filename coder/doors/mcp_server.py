@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 
 from mcp.server import MCPServer
@@ -10,20 +9,17 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
-from coder.events import PermissionAsked, Question, QuestionAsked, RunEnd, ToolStart
+from coder.events import PermissionAsked, RunEnd, ToolStart
 from coder.questions import question_in
 from coder.session import Session
 from coder.types import CoderError
 
 server = MCPServer("coder")
+RULES = {"ask_user": "deny", "doom_loop": "deny"}  # permissions alone are asked for
 
 
-class Permission(BaseModel):
+class Form(BaseModel):
     allow: bool
-
-
-class Words(BaseModel):
-    answer: str
 
 
 @server.tool()
@@ -31,39 +27,23 @@ async def code(prompt: str, cwd: str, ctx: Context) -> str:
     """Let a coding agent do a task in a folder of this machine; returns what it says at its end."""
     can_ask = bool(ctx.client_capabilities and ctx.client_capabilities.elicitation)
     try:
-        session = await asyncio.to_thread(Session.open, cwd, ask=can_ask, one_task=True)
+        session = Session.open(cwd, ask=can_ask, one_task=True, rules=RULES)
     except CoderError as error:
         raise ToolError(str(error)) from None  # any other exception hides its text
     calls = 0
     text = ""
-    try:
+    with session:
         async with aclosing(session.aprompt(prompt)) as events:
             async for event in events:
-                question = question_in(event)
-                if question and can_ask:
-                    session.answer(question.id, await answer_of(question, ctx))
+                asked = question_in(event)
+                if isinstance(asked, PermissionAsked):
+                    about = f"{asked.permission}: {asked.pattern}\n{asked.detail}"
+                    form = await ctx.elicit(about, Form)
+                    is_allowed = form.action == "accept" and form.data.allow
+                    session.answer(asked.id, "once" if is_allowed else "no")
                 if isinstance(event, ToolStart):
                     calls += 1
                     await ctx.report_progress(calls, message=event.title)
                 if isinstance(event, RunEnd):
                     text = event.text
-    finally:
-        await asyncio.to_thread(session.close)
     return text
-
-
-async def answer_of(question: Question, ctx: Context) -> str:
-    """The user's answer, by the client's form; no if it was declined."""
-    if isinstance(question, QuestionAsked):
-        words = await ctx.elicit("\n- ".join([question.question, *question.options]), Words)
-        return words.data.answer if words.action == "accept" else ""
-    if isinstance(question, PermissionAsked):
-        about = f"{question.permission}: {question.pattern}\n{question.detail}"
-    else:
-        about = f"{question.name} with the same arguments, {question.count} times in a row"
-    allowed = await ctx.elicit(about, Permission)
-    return "once" if allowed.action == "accept" and allowed.data.allow else "no"
-
-
-def main() -> None:
-    server.run("stdio")

@@ -16,12 +16,16 @@ RESTARTS = 20  # of a task whose worker or node is lost, in addition to batch.TR
 class RayEngine:
     """The cluster at `address` ("auto" is the one of this machine); without one, a cluster of this
     machine alone. `room`: how many tasks are in flight; each takes one CPU. The package has to be
-    installed on every node, and a folder of a task has to be there."""
+    installed on every node, and a folder of a task has to be there. Raises BatchError."""
 
     def __init__(self, room: int, address: str | None = None) -> None:
         self.room = room
         if not ray.is_initialized():
-            ray.init(address=address, log_to_driver=False)
+            try:
+                ray.init(address=address, log_to_driver=False)
+            except (OSError, ValueError, RuntimeError) as error:
+                why = str(error).partition("\n")[0]
+                raise BatchError(f"Ray cannot be used: {why}") from None
         self._work = ray.remote(num_cpus=1, max_retries=RESTARTS)(work)
 
     def start(self, job: Job) -> Any:
@@ -36,7 +40,9 @@ class RayEngine:
             row: Row = ray.get(handle)
         except ray.exceptions.RayTaskError as error:
             cause = error.as_instanceof_cause()
-            raise (cause if isinstance(cause, BatchError) else BatchError(str(cause))) from None
+            if isinstance(cause, BatchError):
+                raise cause from None
+            raise BatchError(str(cause)) from None
         except ray.exceptions.RayError as error:
             raise BatchError(f"the cluster: {error}") from None
         return row

@@ -108,8 +108,7 @@ async def describe(request: Request) -> Response:
 
 async def explain(request: Request, error: Exception) -> Response:
     """The answer to a request that cannot be met."""
-    status = getattr(error, "status", 400)
-    return problem(status, str(error))
+    return problem(400, str(error))
 
 
 async def explain_http(request: Request, error: Exception) -> Response:

@@ -10,7 +10,7 @@ import json
 import re
 import types
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from starlette.routing import Route
 
@@ -18,18 +18,11 @@ from coder import events
 from coder.doors.serve_routes import ROUTES
 from coder.doors.serve_sessions import Answered, Failed, History
 from coder.events import BaseEvent
+from coder.schemas import kind_of
 from coder.types import ModelError
 
 Schema = dict[str, Any]
 
-PLAIN: dict[Any, str] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    dict: "object",
-    types.NoneType: "null",
-}
 TEXT: Schema = {"type": "string"}
 CHOICE: Schema = {"enum": ["once", "always", "reject"]}
 TEXTS: Schema = {"type": "array", "items": TEXT}
@@ -140,7 +133,7 @@ def schemas() -> Schema:
     return found
 
 
-def reference(kind: type) -> Schema:
+def reference(kind: Any) -> Schema:
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 
@@ -148,24 +141,15 @@ def schema_of(kind: Any, found: Schema) -> Schema:
     """The schema of a type; that of a class is added to those that are `found`."""
     if kind == events.Event:
         return {"$ref": "#/components/schemas/Event"}
-    origin = get_origin(kind)
-    plain = PLAIN.get(origin or kind)
-    if plain:
-        return {"type": plain}
-    inner = get_args(kind)
-    if origin is Literal:
-        return {"enum": list(inner)}
-    if origin is list:
-        return {"type": "array", "items": schema_of(inner[0], found)}
-    if origin:
-        return {"anyOf": [schema_of(each, found) for each in inner]}  # a union
-    if not isinstance(kind, type):
-        return {}
+    if isinstance(kind, types.UnionType):
+        return {"anyOf": [schema_of(each, found) for each in get_args(kind)]}
+    if not dataclasses.is_dataclass(kind):
+        return kind_of(kind, "an event").schema
     add_class(kind, found)
     return reference(kind)
 
 
-def add_class(kind: type, found: Schema) -> None:
+def add_class(kind: Any, found: Schema) -> None:
     """Add the schema of a class: of the fields that its `to_dict` has."""
     if kind.__name__ in found:
         return
@@ -177,7 +161,7 @@ def add_class(kind: type, found: Schema) -> None:
         names = [each.name for each in dataclasses.fields(kind) if each.repr]
     properties = {name: schema_of(hints[name], found) for name in names}
     if get_origin(hints.get("type")) is ClassVar:
-        properties = {"type": {"const": kind.type}} | properties  # type: ignore[attr-defined]
+        properties = {"type": {"const": kind.type}} | properties
     found[kind.__name__] = {
         "type": "object",
         "properties": properties,

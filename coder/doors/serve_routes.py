@@ -36,7 +36,7 @@ def sessions_of(request: Request) -> Sessions:
 
 
 def live_of(request: Request) -> Live:
-    """The session of a path. Raises UnknownError."""
+    """The session of a path. Raises HTTPException."""
     return sessions_of(request).find(request.path_params["id"])
 
 
@@ -129,7 +129,7 @@ async def prompt_async(request: Request) -> Response:
 
 
 async def begin_run(request: Request) -> Live:
-    """Raises HTTPException, UnknownError, ConflictError and CoderError."""
+    """Raises HTTPException and CoderError."""
     live = live_of(request)
     body = await body_of(request)
     unknown = sorted(body.keys() - PROMPT)

@@ -22,6 +22,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from starlette.exceptions import HTTPException
+
 from coder.events import BaseEvent, Event, QuestionAsked, RunEnd, StepEnd
 from coder.history import now
 from coder.providers.request import copied
@@ -36,18 +38,8 @@ log = logging.getLogger("coder.serve")
 MOST_EVENTS = 20_000  # of a session; before a step beyond it, they become messages
 AT_WORK = "the session is at work: abort its run, or wait for the end"
 SILENCE = 15.0  # seconds, after which a stream says that it is alive
-
-
-class UnknownError(CoderError):
-    """What is asked for is not there."""
-
-    status = 404
-
-
-class ConflictError(CoderError):
-    """What is asked for cannot be done now."""
-
-    status = 409
+NOT_THERE = 404
+NOT_NOW = 409
 
 
 # ---- events of the server ------------------------------------------------------------------------
@@ -160,13 +152,13 @@ class Sessions:
         return [live for live in self.live.values() if live.is_busy]
 
     def find(self, session_id: str) -> Live:
-        """A session by its id. Raises UnknownError."""
+        """A session by its id. Raises HTTPException."""
         live = self.live.get(session_id)
         if live is None:
             try:
                 live = Live(self.store.get(session_id))
             except StoreError:
-                raise UnknownError(f"there is no session {session_id!r}") from None
+                raise HTTPException(NOT_THERE, f"there is no session {session_id!r}") from None
             self.live[session_id] = live
         if live.session is None:  # another program may have written it meanwhile
             live.base = to_model_messages(self.store, session_id)
@@ -185,24 +177,24 @@ class Sessions:
         return live
 
     async def _open(self, live: Live) -> Session:
-        """The session, to work in it. Raises ConflictError if another program writes it."""
+        """The session, to work in it. Raises HTTPException if another program writes it."""
         if live.session is None:
             info = live.info
             try:
                 opening = asyncio.to_thread(Session.open, info.directory, resume=info.id)
                 live.session = await opening
             except StoreError as error:
-                raise ConflictError(str(error)) from None
+                raise HTTPException(NOT_NOW, str(error)) from None
             self._show_again(live, live.session)
         return live.session
 
     # -- what is done in a session
 
     async def prompt(self, live: Live, wanted: Prompt) -> None:
-        """Begin a run. Raises ConflictError during another one, and CoderError."""
+        """Begin a run. Raises HTTPException during another one, and CoderError."""
         async with live.lock:
             if live.is_busy:
-                raise ConflictError(AT_WORK)
+                raise HTTPException(NOT_NOW, AT_WORK)
             session = await self._open(live)
             if wanted.agent or wanted.model:
                 await asyncio.to_thread(
@@ -234,21 +226,21 @@ class Sessions:
             await asyncio.wait([live.run])
 
     async def undo(self, live: Live) -> str:
-        """Undo the last run; returns its prompt. Raises ConflictError, with the reason why not."""
+        """Undo the last run; returns its prompt. Raises HTTPException, with the reason why not."""
         return await self._travel(live, Session.undo)
 
     async def redo(self, live: Live) -> None:
-        """Redo what was undone last. Raises ConflictError, with the reason why not."""
+        """Redo what was undone last. Raises HTTPException, with the reason why not."""
         await self._travel(live, Session.redo)
 
     async def _travel(self, live: Live, change: Callable[[Session], UndoResult]) -> str:
         async with live.lock:
             if live.is_busy:
-                raise ConflictError(AT_WORK)
+                raise HTTPException(NOT_NOW, AT_WORK)
             session = await self._open(live)
             result = await asyncio.to_thread(change, session)
             if result.problem:
-                raise ConflictError(result.problem)
+                raise HTTPException(NOT_NOW, result.problem)
             self._show_again(live, session)
             return result.prompt
 
@@ -263,8 +255,7 @@ class Sessions:
     ) -> None:
         """Answer a permission, or with `is_text` a question of the model, `of` one session or any.
 
-        Raises UnknownError if it does not wait (any more), and CoderError for a word that it does
-        not take.
+        Raises HTTPException if it does not wait (any more).
         """
         for live in self.at_work():
             assert live.session
@@ -273,14 +264,10 @@ class Sessions:
             is_other = isinstance(question, QuestionAsked) != is_text
             if question is None or is_other or of not in (None, live):
                 continue
-            try:
-                is_taken = live.session.answer(question_id, answer, reason=reason)
-            except ValueError as error:
-                raise CoderError(str(error)) from None
-            if is_taken:
+            if live.session.answer(question_id, answer, reason=reason):
                 self.publish(live, Answered(question_id, answer))
                 return
-        raise UnknownError(f"no question {question_id!r} waits for an answer")
+        raise HTTPException(NOT_THERE, f"no question {question_id!r} waits for an answer")
 
     async def close(self) -> None:
         """End all runs, and release the sessions. Streams end, too."""

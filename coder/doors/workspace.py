@@ -118,7 +118,11 @@ def _run(*words: str, folder: Path | None = None) -> bytes:
     outer = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment = outer | {"GIT_TERMINAL_PROMPT": "0"}
     done = subprocess.run(
-        words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True
+        words,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
     )
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()

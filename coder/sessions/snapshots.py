@@ -51,6 +51,8 @@ NOT_LISTED = "/undo covers only part of this folder yet: its files are still bei
 NOT_READ = "/undo covers only part of this folder yet: {:,} files are still being read."
 CHANGED = "Nothing was done: these files were changed since: {}."
 LOST = "Changed, and not covered by /undo: {}."
+LEFT = "Left as they are, since undo has no earlier state of them: {}."
+BEGAN_EARLY = "A command of this run began before all files were listed: it may have changed more."
 ABORTED = "the run was aborted before its files were known"
 TAKEN_BACK = (
     "I have undone your last changes ({}). The summary above may still contain them: look at the files before "
@@ -73,6 +75,15 @@ class UndoResult:
     problem: str = ""
     prompt: str = ""
     is_partly_known: bool = False
+
+    def warnings(self, listed: Callable[[Sequence[str]], str]) -> list[str]:
+        """What the user should know of it, a sentence each; `listed` writes paths."""
+        found = []
+        if self.lost:
+            found.append(LEFT.format(listed(self.lost)))
+        if self.is_partly_known:
+            found.append(BEGAN_EARLY)
+        return found
 
 
 class Snapshots:
