@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import operator
 import time
 from collections.abc import Iterable
 from typing import Any
 
-from coder.providers.request import common_prefix
 from coder.providers.text import mend_all, new_id, safe_name
 from coder.providers.text import text_of as text_of
+from coder.providers.wire import ROLES as ROLES
+from coder.providers.wire import calls_of as calls_of
+from coder.providers.wire import common_prefix
+from coder.providers.wire import wire_messages as wire_messages
 from coder.types import Message, ToolResult, Usage
 
-ROLES = {"user", "assistant", "tool", "system", "developer"}
 NOTE_SIZE = 50  # characters, at most, of the note in a truncated text
 NOT_RUN = "Not run: the run ended before this call."
 
@@ -167,13 +168,6 @@ def truncate(text: str, max_chars: int) -> str:
     half = max_chars // 2
     missing = len(text) - max_chars
     return f"{text[:half]}\n\n... [truncated {missing} characters] ...\n\n{text[-half:]}"
-
-
-def calls_of(message: Message) -> list[dict[str, Any]]:
-    """The calls of an answer; a message of another role has none, whatever its fields say."""
-    if message.get("role") != "assistant":
-        return []
-    return message.get("tool_calls") or []
 
 
 def as_text(value: Any) -> str:
@@ -330,36 +324,6 @@ def _is_object(arguments: Any) -> bool:
         return False
 
 
-def wire_messages(messages: list[Message], model: str = "") -> list[Message]:
-    """What is sent of the messages: all without "meta", and none with a custom role.
-
-    Those that another model than `model` wrote go without its thoughts and signatures.
-    """
-    wire: list[Message] = []
-    for message in messages:  # inline: there may be thousands
-        if message.get("role") not in ROLES:
-            continue
-        sent = message.copy()
-        writer = sent.pop("meta", {}).get("model", model)
-        if model and writer != model and message["role"] == "assistant":
-            sent = _without_thoughts(sent)
-        wire.append(sent)
-    return wire
-
-
-def _without_thoughts(answer: Message) -> Message:
-    """Only the members of an answer that the API itself has."""
-    wire = _only(answer, "role", "content")
-    calls = calls_of(answer)
-    if calls:
-        wire["tool_calls"] = [_only(call, "id", "type", "function") for call in calls]
-    return wire
-
-
-def _only(values: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: values[name] for name in names if name in values}
-
-
 class History:
     """`repair` for the list of a run, in place.
 
@@ -373,9 +337,9 @@ class History:
         self._ids: set[str] = set()  # of the calls in it
 
     def repair(self) -> None:
-        # The same objects at the beginning as after the last repair are taken to be in order
+        # What is at the beginning as after the last repair is in order
         messages = self.messages
-        known = common_prefix(self._repaired, messages, operator.is_)
+        known = common_prefix(self._repaired, messages)
         if known == len(messages) == len(self._repaired):
             return
         # Back before the last known answer: its results may be among the new messages

@@ -6,8 +6,9 @@ import json
 
 from coder import events
 from coder.events import Events, Returning, resolve
-from coder.history import History, calls_of, keep_usage, newest, repair, wire_messages
+from coder.history import History, calls_of, keep_usage, newest, repair
 from coder.providers.errors import Failures
+from coder.providers.wire import RunRequest
 from coder.run import End, OpenCall, Run
 from coder.types import Completion, ModelError, Request, Trigger, Usage
 
@@ -158,14 +159,16 @@ def make_request(run: Run) -> Events[Request]:
     if converted is not run.messages:
         converted = repair(converted)
 
-    request = Request(
-        messages=wire_messages(converted, run.model.name),
+    request = RunRequest(
+        messages=[],
         tools=run.tools.schemas,
         system=run.system,
         api_key=(yield from resolve(run.hooks.get_api_key())),
         reasoning=run.reasoning,
         session_id=run.tools.session_id,
     )
+    request.source = converted[:]
+    request.model = run.model.name
     yield from resolve(run.hooks.before_llm_call(request))
 
     # A hook may have taken tools out, and added some

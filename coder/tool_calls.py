@@ -12,8 +12,8 @@ from collections.abc import Callable
 from coder import events
 from coder.events import Event, Events, Outcome, is_question, resolve
 from coder.history import NOT_RUN, as_text, truncate_content
-from coder.providers.request import copied
 from coder.providers.text import new_id
+from coder.providers.wire import copied
 from coder.repetition import SAME_AS_ABOVE, STALE_CALLS_TO_END
 from coder.run import End, OpenCall, Run
 from coder.toolset import as_failure

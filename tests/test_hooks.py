@@ -20,7 +20,7 @@ from coder.events import Event, Notice, ToolEnd, ToolStart
 from coder.extend.guard import Guard, command_hooks
 from coder.history import user
 from coder.hooks import HOOK_NAMES, FunctionHooks, HookChain, Hooks
-from coder.providers.request import copied
+from coder.providers.wire import copied
 from coder.types import CoderError, DeniedError, Request, ToolCall, ToolResult
 from tests.harness import FAST, ONE, add, all_of, ask, contents, quick, roles, serve
 from tests.terminal import promptly, until

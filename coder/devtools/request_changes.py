@@ -10,11 +10,10 @@ Step mode shows it before a request is sent, `coder trace FILE --diff` for a rec
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Iterator
 
 from coder.history import as_text
-from coder.providers.request import common_prefix, copied
+from coder.providers.wire import common_prefix, copied
 from coder.types import Message, Usage
 
 WIDTH = 100  # characters of a message that are shown in its line
@@ -31,7 +30,7 @@ class RequestChanges:
 
     def count_same(self, messages: list[Message]) -> int:
         """How many messages at the beginning are those of the request before."""
-        return common_prefix(self._sent, messages, operator.eq)
+        return common_prefix(self._sent, messages)
 
     def lines(self, messages: list[Message], system: str, tools: int) -> Iterator[str]:
         """A heading with the request's size, and a line for each message that is new."""

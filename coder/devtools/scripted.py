@@ -36,7 +36,7 @@ from coder.devtools.trace_report import Exchange, read
 from coder.events import Events
 from coder.providers.endpoint import Endpoint
 from coder.providers.errors import classify
-from coder.providers.request import copied
+from coder.providers.wire import copied
 from coder.types import Completion, ModelError, Request
 
 MODEL = "script"

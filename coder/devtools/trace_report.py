@@ -10,7 +10,6 @@ trace.py says what the lines are; trace_page.py makes an HTML page of them.
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from typing import Any
 from coder.devtools.trace import FORMAT
 from coder.permissions.sanitize import strip_controls
 from coder.providers.errors import MALFORMED
-from coder.providers.request import common_prefix
+from coder.providers.wire import common_prefix
 from coder.types import CoderError, Message
 
 Record = dict[str, Any]
@@ -73,7 +72,7 @@ class Exchange:
     @property
     def kept(self) -> int:
         """How many messages of the previous request begin this one unchanged."""
-        return common_prefix(self.previous, self.messages, operator.eq)
+        return common_prefix(self.previous, self.messages)
 
     @property
     def same(self) -> int:

@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 
 from coder.events import BaseEvent, Event, QuestionAsked, RunEnd, StepEnd
 from coder.history import now
-from coder.providers.request import copied
+from coder.providers.wire import copied
 from coder.session import Session
 from coder.sessions.database import StoreError
 from coder.sessions.snapshots import UndoResult

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -26,11 +25,11 @@ from coder.providers.profiles import (
     schema_in,
 )
 from coder.providers.text import JsonObject, dictionaries, mend, mend_all, text_of
+from coder.providers.wire import common_prefix, copied, unconverted, wire_messages
 from coder.types import Message, ModelError, Reasoning, Request
 
 # Tokens; pi-agent-core's numbers, which know nothing above "high".
 REASONING_BUDGETS: dict[str, int] = dict(minimal=128, low=512, medium=1024, high=2048, xhigh=2048)
-Same = Callable[[Message, Message], bool]
 NEEDED = {"model", "tools", "stream"}  # always sent
 SYSTEM = {"system", "developer"}
 CALL = {"id", "type", "function"}
@@ -107,7 +106,7 @@ class RequestEncoder:
         """
         members = self._make_members(request, rejected)
         tools = self._encode_tools(members.pop("tools", None))
-        encoded = self._encode_messages(request.messages, rejected)
+        encoded = self._encode_messages(unconverted(request), rejected)
         beginning = to_json(members)[:-1] + tools  # without its "}"
         # At most one system message is sent, the first; a schema that the server has rejected is
         # described in it
@@ -172,13 +171,13 @@ class RequestEncoder:
         """What the newest request has in common with this one is not encoded again."""
         # What is common
         encoded = self._encoded.pop(rejected, None) or Encoded()
-        encoded.drop(common_prefix(encoded.messages, messages, operator.eq))
+        encoded.drop(common_prefix(encoded.messages, messages))
         last = encoded.rounds[-1]
 
         # The rounds after it
         unwanted = (EXTRA_MEMBERS - set(self.profile.echoed)) | rejected
         for first, end in pairwise(_starts_of_rounds(messages, last.end)):
-            new = messages[first:end]
+            new = wire_messages(messages[first:end], self.model)
             converted = _convert_round(new, self.profile, unwanted)
             if converted:
                 encoded.data += b"," + to_json(converted)[1:-1]  # without its brackets
@@ -189,15 +188,6 @@ class RequestEncoder:
         encoded.messages += copied(messages[start:])
         self._encoded = {rejected: encoded}
         return encoded
-
-
-def common_prefix(old: list[Message], new: list[Message], same: Same) -> int:
-    """How many messages at the beginning of both lists are the same.
-
-    There may be thousands, and this runs several times in a step: so no loop of Python's.
-    """
-    alike = list(map(same, old, new))
-    return len(alike) if all(alike) else alike.index(False)
 
 
 def _starts_of_rounds(messages: list[Message], start: int) -> list[int]:
@@ -372,19 +362,6 @@ def _fit_id(call_id: str, profile: Profile) -> str:
 
 
 # ---- JSON ----------------------------------------------------------------------------------------
-
-
-def copied(value: Any) -> Any:
-    """A copy of a JSON value, which shows later whether the value was changed in place."""
-    if isinstance(value, list):
-        return [copied(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    copy = value.copy()
-    for name, item in value.items():
-        if not isinstance(item, str):  # most members are: a call for each would take long
-            copy[name] = copied(item)
-    return copy
 
 
 def to_json(value: Any) -> bytes:

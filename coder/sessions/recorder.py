@@ -22,8 +22,8 @@ from typing import Any
 from coder import events
 from coder.events import Event
 from coder.history import calls_of, checked_message, now
-from coder.providers.request import common_prefix, copied
 from coder.providers.text import dictionaries, mend
+from coder.providers.wire import copied
 from coder.sessions.database import DamageError, StoreError
 from coder.sessions.session_lock import SessionLock
 from coder.sessions.store import Row, SessionInfo, Store, dumps, to_model_messages
@@ -143,7 +143,7 @@ class Recorder:
             self._written = [row.message for row in rows]
         # Unknown until all is done: after a failure or an interrupt the file is read again
         self._rows = None
-        known = common_prefix(self._written, self.messages, operator.is_)
+        known = self._count_known()
         is_same = len(rows) == len(self.messages) == known
         if is_same and not self._waiting and all(row.copy == row.message for row in rows):
             self._rows = rows
@@ -155,6 +155,28 @@ class Recorder:
         self._rows = rows
         self.info = info
         self._waiting = []
+
+    def _count_known(self) -> int:
+        """How many rows at the beginning have the messages of the list.
+
+        Within a run the last row tells: the list grows, and what was changed or replaced before it
+        is written at the end of the run.
+        """
+        written = self._written
+        if not written:
+            return 0
+        last = len(written) - 1
+        has_last = last < len(self.messages) and self.messages[last] is written[last]
+        if has_last and self._is_in_run():
+            return len(written)
+        same = [*map(operator.is_, written, self.messages), False]
+        return same.index(False)
+
+    def _is_in_run(self) -> bool:
+        """Does a run go on that has not shortened the list?"""
+        waiting = self._waiting
+        is_running = bool(waiting) and not isinstance(waiting[-1], events.RunEnd)
+        return is_running and not self._was_shortened()
 
     def _usage(self) -> Usage:
         """That of the session, with the runs and hidden agents that have ended meanwhile."""
@@ -188,14 +210,9 @@ class Recorder:
 
     def _write_changes(self, db: sqlite3.Connection, rows: list[Row], known: int) -> None:
         """Bring `rows`, also in the file, to what the list and the waiting events say, in a
-        transaction.
-
-        `known`: how many rows at the beginning have the messages of the list. Within a run no more
-        is looked at in these.
+        transaction. `known`: see `_count_known`.
         """
-        waiting = self._waiting
-        is_in_run = bool(waiting) and not isinstance(waiting[-1], events.RunEnd)
-        if self._was_shortened() or not is_in_run:  # within a run the list only grows
+        if not self._is_in_run():
             for row in rows:
                 if row.copy != row.message:  # it was changed in place
                     _update(db, "message", row.id, data=dumps(row.message))
@@ -203,7 +220,7 @@ class Recorder:
         new = self._write_list(db, rows, known)
         if rows:
             first_new = new[0] if new else rows[-1].id
-            for event in waiting:
+            for event in self._waiting:
                 self._write_event(db, event, rows, first_new)
 
     def _write_event(

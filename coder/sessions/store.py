@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from coder.history import calls_of, checked_message, now, repair, text_of, tool_message
-from coder.providers.request import copied
 from coder.providers.text import DEEPEST, mend, mend_all
+from coder.providers.wire import copied
 from coder.sessions.database import MEMORY, Database, StoreError
 from coder.sessions.schema import (
     ACTIVE,

@@ -1,0 +1,102 @@
+"""What is sent of messages, and what of a list is as it was.
+
+Making the messages that are sent of all those of a long run would take longer than the rest of a
+step. So they are made of the new ones only, unless a hook or a model looks at a request's messages.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from coder.types import Message, Request
+
+ROLES = {"user", "assistant", "tool", "system", "developer"}
+
+
+class RunRequest(Request):
+    """The request of a run, whose `messages` are made when somebody looks at them.
+
+    `source`: the run's own messages; None from then on, or if others were set.
+    """
+
+    source: list[Message] | None = None
+    model = ""  # its name, for `wire_messages`
+
+    @property
+    def messages(self) -> list[Message]:
+        if self.source is not None:
+            self.messages = wire_messages(self.source, self.model)
+        return self._messages
+
+    @messages.setter
+    def messages(self, messages: list[Message]) -> None:
+        self._messages = messages
+        self.source = None
+
+
+def unconverted(request: Request) -> list[Message]:
+    """The messages of a request, those of a run as they are in its list, if nobody has looked at
+    what is sent of them. `wire_messages` of both are the same."""
+    if isinstance(request, RunRequest) and request.source is not None:
+        return request.source
+    return request.messages
+
+
+def wire_messages(messages: list[Message], model: str = "") -> list[Message]:
+    """What is sent of the messages: all without "meta", and none with a custom role.
+
+    Those that another model than `model` wrote go without its thoughts and signatures.
+    """
+    wire: list[Message] = []
+    for message in messages:  # inline: there may be thousands
+        if message.get("role") not in ROLES:
+            continue
+        sent = message.copy()
+        writer = sent.pop("meta", {}).get("model", model)
+        if model and writer != model and message["role"] == "assistant":
+            sent = _without_thoughts(sent)
+        wire.append(sent)
+    return wire
+
+
+def _without_thoughts(answer: Message) -> Message:
+    """Only the members of an answer that the API itself has."""
+    wire = _only(answer, "role", "content")
+    calls = calls_of(answer)
+    if calls:
+        wire["tool_calls"] = [_only(call, "id", "type", "function") for call in calls]
+    return wire
+
+
+def _only(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
+
+
+def calls_of(message: Message) -> list[dict[str, Any]]:
+    """The calls of an answer; a message of another role has none, whatever its fields say."""
+    if message.get("role") != "assistant":
+        return []
+    return message.get("tool_calls") or []
+
+
+def common_prefix(old: list[Message], new: list[Message]) -> int:
+    """How many messages at the beginning of both lists are equal, also in their depth."""
+    # There may be thousands, and mostly all are: lists are compared without a call for each
+    if new[: len(old)] == old:
+        return len(old)
+    alike = [*map(operator.eq, old, new), False]
+    return alike.index(False)
+
+
+def copied(value: Any) -> Any:
+    """A copy of a JSON value, which shows later whether the value was changed in place."""
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    copy = value.copy()
+    for name, item in value.items():
+        if not isinstance(item, str):  # most members are: a call for each would take long
+            copy[name] = copied(item)
+    return copy
