@@ -208,7 +208,7 @@ def image_part(image: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
-    """A call whose id, name and arguments are text."""
+    """A call whose id, name and arguments are text; the same object if they are."""
     function = call.get("function")
     if not isinstance(function, dict):
         function = {}
@@ -216,7 +216,10 @@ def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
         "name": as_text(function.get("name")),
         "arguments": as_text(function.get("arguments")),
     }
-    return call | {"id": as_text(call.get("id")), "function": function | texts}
+    call_id = as_text(call.get("id"))
+    if call.get("id") == call_id and texts.items() <= function.items():
+        return call
+    return call | {"id": call_id, "function": function | texts}
 
 
 # ---- repairing a list -----------------------------------------------------------------------
@@ -231,9 +234,14 @@ def repair(messages: list[Message], used_ids: Iterable[str] = ()) -> list[Messag
     those before this list), names and arguments made acceptable. Messages with a custom role stay
     as they are, but for a broken meta.
     """
-    ids = set(used_ids)
     checked = [checked_message(message) for message in messages]
     usable = [message for message in checked if message is not None]
+    return put_in_order(usable, used_ids)
+
+
+def put_in_order(usable: list[Message], used_ids: Iterable[str] = ()) -> list[Message]:
+    """`repair` of messages that are checked already."""
+    ids = set(used_ids)
     repaired: list[Message] = []
     for index, message in enumerate(usable):
         if calls_of(message):
@@ -269,10 +277,10 @@ def _mended_call(call: dict[str, Any], call_id: str) -> dict[str, Any]:
     """The call with this id, and with a name and arguments that servers take."""
     function = call["function"]
     arguments = function["arguments"] if _is_object(function["arguments"]) else "{}"
-    mended = function | {"name": safe_name(function["name"]), "arguments": arguments}
-    if call_id == call["id"] and mended == function:
+    mended = {"name": safe_name(function["name"]), "arguments": arguments}
+    if call_id == call["id"] and mended.items() <= function.items():
         return call
-    return call | {"id": call_id, "type": "function", "function": mended}
+    return call | {"id": call_id, "type": "function", "function": function | mended}
 
 
 def _results_after(index: int, messages: list[Message]) -> list[Message]:
