@@ -476,6 +476,39 @@ def test_a_message_that_is_changed_in_place_is_sent_changed(where: str, profile:
     assert found == [(2, 0), (0, 2), (0, 2)]
 
 
+def change_message(request: Request) -> None:
+    request.messages[0]["content"] = "changed"
+
+
+def add_message(request: Request) -> None:
+    request.messages.append(user("changed"))
+
+
+def set_messages(request: Request) -> None:
+    request.messages = [user("changed")]
+
+
+@pytest.mark.parametrize("change", [change_message, add_message, set_messages])
+def test_what_a_hook_changes_in_a_request_is_in_that_request_only(
+    change: Callable[[Request], None],
+) -> None:
+    """The second of three."""
+    requests = 0
+
+    def before_llm_call(request: Request) -> None:
+        nonlocal requests
+        requests += 1
+        if requests == 2:
+            change(request)
+
+    with serve(ONE, AGAIN, Reply("done")) as server:
+        hooks = FunctionHooks(before_llm_call=before_llm_call)
+        _, result = ask(server, "first", tools=[add], hooks=hooks)
+        texts = [str(body["messages"]) for body in server.requests]
+    assert ["changed" in text for text in texts] == [False, True, False]
+    assert "changed" not in str(result.messages)
+
+
 # ---- images, tools of one's own, and what an agent is given --------------------------------------
 
 

@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from hypothesis import strategies as st
 from coder import Agent, ChatModel, SessionStore
 from coder.devtools.scripted import Body, Reply, ScriptedModel, ScriptedServer
 from coder.events import Compacted, Event, Nested, RunEnd, TextDelta
-from coder.history import NOT_RUN, repair, wire_messages
+from coder.history import NOT_RUN, repair, user, wire_messages
+from coder.hooks import FunctionHooks
 from coder.loop import run_loop
 from coder.sessions.database import StoreError
 from coder.sessions.recorder import Recorder, fork
@@ -371,7 +373,7 @@ def test_damage_seen_by_a_write_costs_no_message(large: tuple[Path, str, list[Me
 
 
 @pytest.mark.case("SES-02", "SES-03", "SES-06")
-@pytest.mark.parametrize("text", ['{"role": "us', "garbage", "\0" * 300, "[1]"])
+@pytest.mark.parametrize("text", ['{"role": "us', "garbage", "\0" * 300, "[1]", "{}, {}"])
 def test_what_cannot_be_read_or_sent_is_left_out_and_reported(store: Store, text: str) -> None:
     """A row that is no message, and a result without its call; what comes after both is sent."""
     session_id = kept(
@@ -393,6 +395,39 @@ def test_what_cannot_be_read_or_sent_is_left_out_and_reported(store: Store, text
     [row] = store.rows("SELECT data, active FROM message WHERE position = 2")
     assert tuple(row) == (text, 0)  # kept as it is for who wants to repair it
     assert contents(to_model_messages(store, session_id)) == ["0", "1", "3", "4", "5", "Done."]
+
+
+def replace_first(messages: list[Message]) -> None:
+    messages[0] = user("changed")
+
+
+def change_first(messages: list[Message]) -> None:
+    messages[0]["content"] = "changed"
+
+
+def take_out_first(messages: list[Message]) -> None:
+    del messages[0]
+
+
+@pytest.mark.parametrize("change", [replace_first, change_first, take_out_first])
+def test_old_messages_that_a_hook_changes_within_a_run_are_stored(
+    store: Store, change: Callable[[list[Message]], None]
+) -> None:
+    session_id = kept(store, *(said(str(at)) for at in range(5)))
+
+    def transform(messages: list[Message], *_: Any) -> list[Message]:
+        if messages[-1]["role"] == "tool":
+            change(messages)
+        return messages
+
+    with (
+        opened(store, session_id) as recorder,
+        serve(Reply(calls=[("add", {"a": 1, "b": 2})]), Reply("Done.")) as server,
+    ):
+        hooks = FunctionHooks(transform_context=transform)
+        options = {"tools": [add], "hooks": hooks}
+        ask(server, "5", messages=recorder.messages, each=recorder, **options)
+        assert to_model_messages(store, session_id) == recorder.messages
 
 
 # ---- what goes in comes out --------------------------------------------------------------------
