@@ -12,7 +12,6 @@ kill costs at most the answer that was coming.
 
 from __future__ import annotations
 
-import operator
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Generator
@@ -169,8 +168,8 @@ class Recorder:
         has_last = last < len(self.messages) and self.messages[last] is written[last]
         if has_last and self._is_in_run():
             return len(written)
-        same = [*map(operator.is_, written, self.messages), False]
-        return same.index(False)
+        same = [old is new for old, new in zip(written, self.messages)]
+        return [*same, False].index(False)
 
     def _is_in_run(self) -> bool:
         """Does a run go on that has not shortened the list?"""
