@@ -71,9 +71,10 @@ class FirstLook:
         self.scan.watched = index.folders
         found = self.scan.below([""])
         self.scan.watched = ()
-        index.compare(found.files.keys())
-        in_git = dict(index.as_added) if self.watch.works else {}
-        unread = self._stamps([path for path in found.files if path not in in_git])
+        in_git = index.compare(found.files.keys())
+        if not self.watch.works:
+            in_git = {}
+        unread = self._stamps(set(found.files).difference(in_git))
         with self.known.lock:
             for path in self.known.polled:  # it is known what they were
                 in_git.pop(path, None)
@@ -90,12 +91,13 @@ class FirstLook:
 
     def check(self) -> None:
         """Find which files git has in another form, or not with the permissions that they have."""
-        try:
-            self._doubt(self.index.find_converted())
-        finally:
-            self.known.is_checked.set()
-        # This may take long: there may be many files that git ignores
-        self._doubt(self.index.find_special())
+        if self.known.in_git:
+            try:
+                self._doubt(self.index.find_converted())
+            finally:
+                self.known.is_checked.set()
+            # This may take long: there may be many files that git ignores
+            self._doubt(self.index.find_special())
         self.known.has_modes = True
 
     def _doubt(self, paths: set[str]) -> None:
@@ -104,7 +106,7 @@ class FirstLook:
         with self.known.lock:
             self.watch.collect()
             for path in paths & self.known.in_git.keys():
-                is_as_added = path in self.index.as_added
+                is_as_added = path not in self.index.changed
                 if not is_as_added or not is_within(path, self.watch.reported):
                     del self.known.in_git[path]
                     self.known.unread[path] = 0
@@ -150,7 +152,7 @@ class FirstLook:
         """The state of a file that need not be read; None if it has to be."""
         if saved and saved.stamp == stamp_of(info):
             return state_from(info, saved.blob)
-        blob = self.index.as_added.get(path, "")
+        blob = self.index.blob(path)
         is_new = info.st_ctime_ns > self._began - CLOCK  # it may have changed since git looked
         is_large = info.st_size > MAX_FILE
         if not blob or is_new or is_large:

@@ -133,11 +133,9 @@ class FolderScan:
 
     def _leave_out_ignored(self, seen: Level) -> None:
         self._find_pipes(seen)
-        paths = [*seen.folders, *seen.files]
+        unknown = seen.folders.union(seen.files)
         for covered in [*self.known(), self._left_out]:
-            if covered:
-                paths = [path for path in paths if path not in covered]
-        unknown = set(paths)
+            unknown = unknown.difference(covered)
         by_name = self._below_pipes(unknown)
         ignored = self._ask_git(unknown - by_name)
         if ignored is None:
@@ -178,9 +176,9 @@ def _sort_in(entries: Iterable[os.DirEntry[str]], folder: str, level: Level) -> 
     inside = f"{folder}/" if folder else ""
     for entry in entries:
         path = inside + entry.name
-        if entry.is_dir(follow_symlinks=False):
-            level.folders.add(path)
-        elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        if entry.is_file(follow_symlinks=False) or entry.is_symlink():
             files[path] = entry.inode()
+        elif entry.is_dir(follow_symlinks=False):
+            level.folders.add(path)
         else:
             level.others.add(path)

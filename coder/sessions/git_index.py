@@ -3,7 +3,7 @@
     index = GitIndex(git)
     index.read()              # the tracked files, and the blobs that they were added as
     index.begin_compare()     # works while the folders are listed
-    index.compare(listed)     # what has changed up to `begin_compare`
+    index.compare(listed)     # what has not changed up to `begin_compare`
     index.find_converted()    # what git has in another form
     index.find_special()      # what has other permissions
 
@@ -45,9 +45,9 @@ REWRITES = rb"filter=|working-tree-encoding="
 class GitIndex:
     """The tracked files below the root of `git`, and which of them are as they were added.
 
-    `tracked` are blob ids of files, or "" if git does not see when one changes. `folders` are
-    those which they are in. `as_added` are the files whose content git has, with their blobs. A
-    file has one name and the `usual_mode`, if it is not one of `modes` or found to be special.
+    `tracked` are the files with their blob ids. `folders` are those which they are in. `changed`
+    are those that git has no more as they are. A file has one name and the `usual_mode`, if it is
+    not one of `modes` or found to be special.
     """
 
     def __init__(self, git: Git) -> None:
@@ -55,10 +55,11 @@ class GitIndex:
         self.tracked: dict[str, str] = {}
         self.blobs: frozenset[str] = frozenset()
         self.folders: set[str] = set()
-        self.as_added: dict[str, str] = {}
+        self.changed: set[str] = set()
         self.usual_mode = 0
         self.modes: dict[str, int] = {}
         self._stamp: tuple[int, ...] | None = None  # of the file of the index
+        self._unseen: set[str] = set()  # git does not see when one of these changes
         # Of all entries of the index, in their order
         self._paths: list[str] = []
         self._blobs: list[str] = []
@@ -88,9 +89,8 @@ class GitIndex:
             if mode:
                 self.modes[entry[PATH]] = mode
             else:
-                self.tracked[entry[PATH]] = ""
-        for entry in [entry for entry in entries if entry[STAGE] != NO_CONFLICT]:
-            self.tracked[entry[PATH]] = ""
+                self._unseen.add(entry[PATH])
+        self._unseen |= {entry[PATH] for entry in entries if entry[STAGE] != NO_CONFLICT}
 
     def _usual_mode(self) -> int:
         """The permissions that a file has which git does not take for a program."""
@@ -111,22 +111,27 @@ class GitIndex:
             )
             self._sizes = self.git.start("ls-files -z --stage --debug")
 
-    def compare(self, listed: Set[str]) -> None:
-        """Find which of the listed files are as they were added."""
+    def compare(self, listed: Set[str]) -> dict[str, str]:
+        """The listed files that are as they were added, with their blobs."""
         modified = self.git.output(self._comparing, MAX_SECONDS)
         is_same_index = self._stamp == self._index_stamp()  # git may have written it since `read`
         if modified is None or not is_same_index or self._are_rewritten(listed):
-            return
-        self.as_added = dict(self.tracked)
-        unseen = [path for path, blob in self.tracked.items() if not blob]
-        missing = [path for path in self.tracked if path not in listed]
-        for path in [*os.fsdecode(modified).split("\0"), *unseen, *missing]:
-            self.as_added.pop(path, None)
+            self.changed = set(self.tracked)
+            return {}
+        self.changed = self.tracked.keys() - listed
+        self.changed |= self._unseen
+        self.changed.update(os.fsdecode(modified).split("\0"))
+        as_added = dict(self.tracked)
+        for path in self.changed:
+            as_added.pop(path, None)
+        return as_added
+
+    def blob(self, path: str) -> str:
+        """What git has of a file that is as it was added, else ""."""
+        return "" if path in self.changed else self.tracked.get(path, "")
 
     def find_special(self) -> set[str]:
         """Find files with several names or other permissions; all if no program can tell."""
-        if not self.as_added:
-            return set()
         searching = self._begin_search()
         special = self.git.programs.output(searching, MAX_SECONDS) if searching else None
         if special is None:
@@ -159,8 +164,6 @@ class GitIndex:
         something else.
         """
         found: set[str] = set()
-        if not self.as_added:
-            return found
         question = "\n".join(self._blobs).encode()
         command = "cat-file --batch-check=%(objectsize) --buffer"
         counting = self.git.start(command, [question, b"\n"])
@@ -172,8 +175,7 @@ class GitIndex:
             for path, size, blob_size in zip(self._paths, sizes, blob_sizes):
                 if size != blob_size:
                     found.add(path)
-        for path in found:
-            self.as_added.pop(path, None)
+        self.changed |= found
         return found
 
     def _index_stamp(self) -> tuple[int, ...] | None:
