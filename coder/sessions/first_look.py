@@ -13,8 +13,15 @@ from os import stat_result
 
 from coder.sessions.blobs import MAX_STORED
 from coder.sessions.file_reader import FileReader
-from coder.sessions.file_states import MAX_FILE, State, is_within, stamp_of, state_from
-from coder.sessions.folder_scan import FolderScan
+from coder.sessions.file_states import (
+    MAX_FILE,
+    State,
+    is_file,
+    is_within,
+    stamp_of,
+    state_from,
+)
+from coder.sessions.folder_scan import FolderScan, Level
 from coder.sessions.folder_watch import FolderWatch
 from coder.sessions.git_index import GitIndex
 from coder.sessions.known_files import KnownFiles
@@ -68,13 +75,15 @@ class FirstLook:
         for folder in index.folders:
             self.watch.add(folder)
         index.begin_compare()
-        self.scan.watched = index.folders
+        self.scan.tracked = index.folders
         found = self.scan.below([""])
-        self.scan.watched = ()
-        in_git = index.compare(found.files.keys())
+        self.scan.tracked = {}
+        in_git = index.compare(found)
+        found.files |= self._inodes(index.changed, found)
         if not self.watch.works:
+            found.files |= self._inodes(in_git, found)
             in_git = {}
-        unread = self._stamps(set(found.files).difference(in_git))
+        unread = self._stamps(found.files)
         with self.known.lock:
             for path in self.known.polled:  # it is known what they were
                 in_git.pop(path, None)
@@ -93,6 +102,7 @@ class FirstLook:
         """Find which files git has in another form, or not with the permissions that they have."""
         if self.known.in_git:
             try:
+                self.known.inodes = self.index.read_facts() | self.known.inodes
                 self._doubt(self.index.find_converted())
             finally:
                 self.known.is_checked.set()
@@ -110,6 +120,15 @@ class FirstLook:
                 if not is_as_added or not is_within(path, self.watch.reported):
                     del self.known.in_git[path]
                     self.known.unread[path] = 0
+
+    def _inodes(self, tracked: Iterable[str], found: Level) -> dict[str, int]:
+        """Of the tracked files that are there, in folders that were found."""
+        listed = [path for path in tracked if path.rpartition("/")[0] in found.folders]
+        inodes: dict[str, int] = {}
+        for path, info in self.reader.infos(listed).items():
+            if is_file(info):
+                inodes[path] = info.st_ino
+        return inodes
 
     def _stamps(self, files: Iterable[str]) -> dict[str, int]:
         """By what a change of a file shows, if it is not reported."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from coder.sessions.file_states import info_at, is_within
+from coder.sessions.file_states import info_at, is_file, is_within
 from coder.sessions.folder_watch import FolderWatch
 from coder.sessions.git import Git
 from coder.tools.workspace import TOOL_FOLDERS
@@ -50,7 +50,8 @@ class FolderScan:
         self.watch = watch
         self.known: Callable[[], Sequence[Collection[str]]] = list
         self.closing = threading.Event()  # ends a listing
-        self.watched: Collection[str] = ()  # folders that are watched already
+        # Folders that are watched already, with the names in them that need not be listed
+        self.tracked: Mapping[str, Collection[str]] = {}
         self._left_out = {own_folder, GIT}
         self._piped_folders: set[str] = set()  # git would wait for their rules: they are a pipe
         self._git_works = True
@@ -69,7 +70,7 @@ class FolderScan:
                 continue
             if stat.S_ISDIR(info.st_mode):
                 level.folders.add(place)
-            elif stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
+            elif is_file(info):
                 level.files[place] = info.st_ino
             else:
                 level.others.add(place)
@@ -120,11 +121,11 @@ class FolderScan:
             return False
         if self.closing.is_set():
             return False
-        if folder not in self.watched:
+        if folder not in self.tracked:
             self.watch.add(folder)
         try:
             with os.scandir(whole) as entries:
-                _sort_in(entries, folder, below)
+                _sort_in(entries, folder, set(self.tracked.get(folder, ())), below)
         except OSError:
             return False
         return True
@@ -170,15 +171,24 @@ class FolderScan:
         }
 
 
-def _sort_in(entries: Iterable[os.DirEntry[str]], folder: str, level: Level) -> None:
-    """Add what is in a folder to a level. This is done for 100,000 files: each call costs."""
+def _sort_in(
+    entries: Iterable[os.DirEntry[str]],
+    folder: str,
+    tracked: Set[str],
+    level: Level,
+) -> None:
+    """Add what is in a folder to a level, but not the tracked files.
+
+    This is done for 100,000 files: each call costs.
+    """
     files = level.files
     inside = f"{folder}/" if folder else ""
     for entry in entries:
-        path = inside + entry.name
-        if entry.is_file(follow_symlinks=False) or entry.is_symlink():
-            files[path] = entry.inode()
-        elif entry.is_dir(follow_symlinks=False):
-            level.folders.add(path)
+        name = entry.name
+        if entry.is_dir(follow_symlinks=False):
+            level.folders.add(inside + name)
+        elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+            if name not in tracked:
+                files[inside + name] = entry.inode()
         else:
-            level.others.add(path)
+            level.others.add(inside + name)
