@@ -28,6 +28,7 @@ from coder.sessions.known_files import KnownFiles
 
 SHORT_ANSWER = 0.25  # seconds for which nothing is watched, unless a tool begins
 CLOCK = 20_000_000  # nanoseconds by which the kernel's clock of files may be behind
+SAVING_SECONDS = 1.0  # after which what was read is stored
 BATCH = 500  # files that are read between two looks at what was reported
 
 
@@ -179,9 +180,12 @@ class FirstLook:
         return state_from(info, blob)
 
     def _read_unread(self, sizes: Mapping[str, int]) -> None:
-        """Read the other files. Small ones come first: there may be no room for all."""
+        """Read the other files. If there is no room for all, small ones come first."""
         rest = [path for path in sizes if path in self.known.unread]
-        rest.sort(key=lambda path: (sizes[path], path))
+        if sum(sizes.values()) > MAX_STORED - self.store.stored:
+            rest.sort(key=lambda path: (sizes[path], path))
+        unsaved: dict[str, State] = {}
+        saved_at = time.monotonic()
         for batch in self._batches(rest):
             steps = self.known.steps
             has_room = self.store.stored <= MAX_STORED
@@ -191,10 +195,20 @@ class FirstLook:
                 if state:
                     states[path] = state
             recorded = self._record(states, steps)
-            self.store.flush()
-            self.store.save_states(recorded)
             if not has_room:
                 self.left_out += sum(sizes[path] <= MAX_FILE for path in recorded)
+            # A transaction costs as much as to read some hundred small files
+            unsaved |= recorded
+            if time.monotonic() > saved_at + SAVING_SECONDS:
+                self._save(unsaved)
+                unsaved = {}
+                saved_at = time.monotonic()
+        self._save(unsaved)
+
+    def _save(self, states: Mapping[str, State]) -> None:
+        """Store what was read, for later processes too."""
+        self.store.flush()
+        self.store.save_states(states)
 
     def _batches(self, paths: list[str]) -> Iterator[list[str]]:
         """Some of the paths at a time, if no tool may change them without a report."""
