@@ -21,6 +21,7 @@ from coder.providers.text import text_of as text_of
 from coder.types import Message, ToolResult, Usage
 
 ROLES = {"user", "assistant", "tool", "system", "developer"}
+FILE_TOOLS = {"write", "edit", "apply_patch"}  # they change only the files that a call names
 NOTE_SIZE = 50  # characters, at most, of the note in a truncated text
 NOT_RUN = "Not run: the run ended before this call."
 
