@@ -80,10 +80,11 @@ class FirstLook:
         found = self.scan.below([""])
         self.scan.tracked = {}
         in_git = index.compare(found)
-        found.files |= self._inodes(index.changed, found)
+        changed: Iterable[str] = index.changed
         if not self.watch.works:
-            found.files |= self._inodes(in_git, found)
             in_git = {}
+            changed = index.tracked
+        found.files |= self._inodes(changed, found)
         unread = self._stamps(found.files)
         with self.known.lock:
             for path in self.known.polled:  # it is known what they were
@@ -103,8 +104,9 @@ class FirstLook:
         """Find which files git has in another form, or not with the permissions that they have."""
         if self.known.in_git:
             try:
-                self.known.inodes = self.index.read_facts() | self.known.inodes
-                self._doubt(self.index.find_converted())
+                converted = self.index.find_converted()
+                self.known.inodes = self.index.inodes | self.known.inodes
+                self._doubt(converted)
             finally:
                 self.known.is_checked.set()
             # This may take long: there may be many files that git ignores
@@ -200,15 +202,10 @@ class FirstLook:
             # A transaction costs as much as to read some hundred small files
             unsaved |= recorded
             if time.monotonic() > saved_at + SAVING_SECONDS:
-                self._save(unsaved)
+                self.store.save_states(unsaved)
                 unsaved = {}
                 saved_at = time.monotonic()
-        self._save(unsaved)
-
-    def _save(self, states: Mapping[str, State]) -> None:
-        """Store what was read, for later processes too."""
-        self.store.flush()
-        self.store.save_states(states)
+        self.store.save_states(unsaved)
 
     def _batches(self, paths: list[str]) -> Iterator[list[str]]:
         """Some of the paths at a time, if no tool may change them without a report."""

@@ -4,8 +4,7 @@
     index.read()              # the tracked files, and the blobs that they were added as
     index.begin_compare()     # works while the folders are listed
     index.compare(found)      # what has not changed up to `begin_compare`
-    index.read_facts()        # the inodes and sizes of the files
-    index.find_converted()    # what git has in another form
+    index.find_converted()    # what git has in another form; `inodes` are known then
     index.find_special()      # what has other permissions
 
 Git knows from the time and size of a file that it has not changed, without reading it.
@@ -49,8 +48,8 @@ class GitIndex:
 
     `tracked` are the files with their blob ids. `folders` are those which they are in, each with
     the names in it whose changes git sees. `changed` are the files that git has no more as they
-    are. A file has one name and the `usual_mode`, if it is not one of `modes` or found to be
-    special.
+    are; of the others git knows the `inodes`. A file has one name and the `usual_mode`, if it is
+    not one of `modes` or found to be special.
     """
 
     def __init__(self, git: Git) -> None:
@@ -59,6 +58,7 @@ class GitIndex:
         self.blobs: frozenset[str] = frozenset()
         self.folders: dict[str, list[str]] = {}
         self.changed: set[str] = set()
+        self.inodes: dict[str, int] = {}
         self.usual_mode = 0
         self.modes: dict[str, int] = {}
         self._stamp: tuple[int, ...] | None = None  # of the file of the index
@@ -69,7 +69,6 @@ class GitIndex:
         # At work
         self._comparing: subprocess.Popen[bytes] | None = None
         self._listing_facts: subprocess.Popen[bytes] | None = None
-        self._sizes: list[bytes] = []
 
     def read(self) -> None:
         """Find the tracked files, and the blobs that they were added as."""
@@ -172,12 +171,6 @@ class GitIndex:
         search = f". ( {names} ) -prune -o ! -type d ! ( {plain} ) -print0"
         return self.git.programs.start([find, *search.split()], own_environment())
 
-    def read_facts(self) -> dict[str, int]:
-        """The inodes of the files, as far as git knows them."""
-        facts = self.git.output(self._listing_facts, MAX_SECONDS) or b""
-        self._sizes = SIZE.findall(facts)
-        return dict(zip(self._paths, map(int, INODE.findall(facts))))
-
     def find_converted(self) -> set[str]:
         """Find files whose blobs have other sizes: git keeps them with other ends of lines, for
         example.
@@ -189,7 +182,9 @@ class GitIndex:
         question = "\n".join(self._blobs).encode()
         command = "cat-file --batch-check=%(objectsize) --buffer"
         counting = self.git.start(command, [question, b"\n"])
-        sizes = self._sizes
+        facts = self.git.output(self._listing_facts, MAX_SECONDS) or b""
+        self.inodes = dict(zip(self._paths, map(int, INODE.findall(facts))))
+        sizes = SIZE.findall(facts)
         blob_sizes = (self.git.output(counting, MAX_SECONDS) or b"").split(b"\n")[:-1]
         if not len(self._paths) == len(sizes) == len(blob_sizes):
             found = set(self._paths)
