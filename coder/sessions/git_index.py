@@ -179,12 +179,12 @@ class GitIndex:
         something else.
         """
         found: set[str] = set()
-        question = "\n".join(self._blobs).encode()
         command = "cat-file --batch-check=%(objectsize) --buffer"
-        counting = self.git.start(command, [question, b"\n"])
+        counting = self.git.start(command, ["\n".join([*self._blobs, ""]).encode()])
         facts = self.git.output(self._listing_facts, MAX_SECONDS) or b""
         self.inodes = dict(zip(self._paths, map(int, INODE.findall(facts))))
         sizes = SIZE.findall(facts)
+        del facts  # 200 bytes for each file
         blob_sizes = (self.git.output(counting, MAX_SECONDS) or b"").split(b"\n")[:-1]
         if not len(self._paths) == len(sizes) == len(blob_sizes):
             found = set(self._paths)
