@@ -80,11 +80,11 @@ class FirstLook:
         found = self.scan.below([""])
         self.scan.tracked = {}
         in_git = index.compare(found)
-        changed: Iterable[str] = index.changed
+        to_read: Iterable[str] = index.changed
         if not self.watch.works:
             in_git = {}
-            changed = index.tracked
-        found.files |= self._inodes(changed, found)
+            to_read = index.tracked
+        found.files |= self._inodes(to_read, found)
         unread = self._stamps(found.files)
         with self.known.lock:
             for path in self.known.polled:  # it is known what they were
@@ -174,7 +174,8 @@ class FirstLook:
         """The state of a file that need not be read; None if it has to be."""
         if saved and saved.stamp == stamp_of(info):
             return state_from(info, saved.blob)
-        blob = self.index.blob(path)
+        is_as_added = path not in self.index.changed
+        blob = self.index.tracked.get(path, "") if is_as_added else ""
         is_new = info.st_ctime_ns > self._began - CLOCK  # it may have changed since git looked
         is_large = info.st_size > MAX_FILE
         if not blob or is_new or is_large:

@@ -141,10 +141,6 @@ class GitIndex:
             as_added.pop(path, None)
         return as_added
 
-    def blob(self, path: str) -> str:
-        """What git has of a file that is as it was added, else ""."""
-        return "" if path in self.changed else self.tracked.get(path, "")
-
     def find_special(self) -> set[str]:
         """Find files with several names or other permissions; all if no program can tell."""
         searching = self._begin_search()
