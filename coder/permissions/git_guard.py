@@ -67,7 +67,9 @@ class GitGuard:
                     self._gits.append(f"{git}/")
                     self._roots += [f"{git}/{name}" for name in NAMES]
         self._commands_running = 0
-        self._left_out = tuple(f"{data}/{name}" for name in OWN_DATA) if data else ()
+        self._left_out: tuple[str, ...] = ()
+        if data:
+            self._left_out = tuple(f"{data}/{name}" for name in OWN_DATA)
         self.known = State()  # as it was when the last command ended
         self.unguarded: list[str] = []  # holds too much, or cannot be read
         self._accept()

@@ -62,11 +62,6 @@ class State(NamedTuple):
         return Entry(self.mode, self.blob, self.link)
 
 
-def is_file(info: os.stat_result) -> bool:
-    """Are these the facts of a file or link, which undo keeps?"""
-    return stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode)
-
-
 def state_from(info: os.stat_result, blob: str) -> State:
     """The state of a file with these facts and this content."""
     mode = info.st_mode & ~SPECIAL_BITS

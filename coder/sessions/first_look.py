@@ -8,27 +8,21 @@ read_rest()     # all else is read; another thread may look for changes meanwhil
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from os import stat_result
 
 from coder.sessions.blobs import MAX_STORED
 from coder.sessions.file_reader import FileReader
-from coder.sessions.file_states import (
-    MAX_FILE,
-    State,
-    is_file,
-    is_within,
-    stamp_of,
-    state_from,
-)
-from coder.sessions.folder_scan import FolderScan, Level
+from coder.sessions.file_states import MAX_FILE, State, is_within, stamp_of, state_from
+from coder.sessions.folder_scan import FolderScan
 from coder.sessions.folder_watch import FolderWatch
 from coder.sessions.git_index import GitIndex
 from coder.sessions.known_files import KnownFiles
 
 SHORT_ANSWER = 0.25  # seconds for which nothing is watched, unless a tool begins
 CLOCK = 20_000_000  # nanoseconds by which the kernel's clock of files may be behind
-SAVING_SECONDS = 1.0  # after which what was read is stored
+SAVED = 5_000  # files that are read before this is stored
+MANY = 1_000  # paths: to list all folders again takes less time
 BATCH = 500  # files that are read between two looks at what was reported
 
 
@@ -80,12 +74,17 @@ class FirstLook:
         found = self.scan.below([""])
         self.scan.tracked = {}
         in_git = index.compare(found)
-        to_read: Iterable[str] = index.changed
+        # What is in the places of files that git has no more
+        places: Collection[str] = index.changed
         if not self.watch.works:
             in_git = {}
-            to_read = index.tracked
-        found.files |= self._inodes(to_read, found)
-        unread = self._stamps(found.files)
+            places = index.tracked
+        if len(places) > MANY:
+            places = [""]
+        there = self.scan.below(places)
+        found.files |= there.files
+        not_in_git = set(found.files).difference(in_git)
+        unread = self._stamps(not_in_git)
         with self.known.lock:
             for path in self.known.polled:  # it is known what they were
                 in_git.pop(path, None)
@@ -123,15 +122,6 @@ class FirstLook:
                 if not is_as_added or not is_within(path, self.watch.reported):
                     del self.known.in_git[path]
                     self.known.unread[path] = 0
-
-    def _inodes(self, tracked: Iterable[str], found: Level) -> dict[str, int]:
-        """Of the tracked files that are there, in folders that were found."""
-        listed = [path for path in tracked if path.rpartition("/")[0] in found.folders]
-        inodes: dict[str, int] = {}
-        for path, info in self.reader.infos(listed).items():
-            if is_file(info):
-                inodes[path] = info.st_ino
-        return inodes
 
     def _stamps(self, files: Iterable[str]) -> dict[str, int]:
         """By what a change of a file shows, if it is not reported."""
@@ -188,7 +178,6 @@ class FirstLook:
         if sum(sizes.values()) > MAX_STORED - self.store.stored:
             rest.sort(key=lambda path: (sizes[path], path))
         unsaved: dict[str, State] = {}
-        saved_at = time.monotonic()
         for batch in self._batches(rest):
             steps = self.known.steps
             has_room = self.store.stored <= MAX_STORED
@@ -202,10 +191,9 @@ class FirstLook:
                 self.left_out += sum(sizes[path] <= MAX_FILE for path in recorded)
             # A transaction costs as much as to read some hundred small files
             unsaved |= recorded
-            if time.monotonic() > saved_at + SAVING_SECONDS:
+            if len(unsaved) > SAVED:
                 self.store.save_states(unsaved)
                 unsaved = {}
-                saved_at = time.monotonic()
         self.store.save_states(unsaved)
 
     def _batches(self, paths: list[str]) -> Iterator[list[str]]:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from coder.sessions.file_states import info_at, is_file, is_within
+from coder.sessions.file_states import info_at, is_within
 from coder.sessions.folder_watch import FolderWatch
 from coder.sessions.git import Git
 from coder.tools.workspace import TOOL_FOLDERS
@@ -70,7 +70,7 @@ class FolderScan:
                 continue
             if stat.S_ISDIR(info.st_mode):
                 level.folders.add(place)
-            elif is_file(info):
+            elif stat.S_ISREG(info.st_mode) or stat.S_ISLNK(info.st_mode):
                 level.files[place] = info.st_ino
             else:
                 level.others.add(place)
@@ -123,9 +123,10 @@ class FolderScan:
             return False
         if folder not in self.tracked:
             self.watch.add(folder)
+        tracked = set(self.tracked.get(folder, ()))
         try:
             with os.scandir(whole) as entries:
-                _sort_in(entries, folder, set(self.tracked.get(folder, ())), below)
+                _sort_in(entries, folder, tracked, below)
         except OSError:
             return False
         return True

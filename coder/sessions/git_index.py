@@ -74,7 +74,8 @@ class GitIndex:
         """Find the tracked files, and the blobs that they were added as."""
         self._stamp = self._index_stamp()
         listing = self.git.start("ls-files -z -v --stage")
-        entries = os.fsdecode(self.git.output(listing, MAX_SECONDS) or b"").split("\0")[:-1]
+        entries = os.fsdecode(self.git.output(listing, MAX_SECONDS) or b"").split("\0")
+        entries.pop()  # what is after the last one
         self._paths = [entry[PATH] for entry in entries]
         self._blobs = [entry[BLOB] for entry in entries]
         self.tracked = dict(zip(self._paths, self._blobs))
@@ -133,9 +134,12 @@ class GitIndex:
         if modified is None or not is_same_index or self._are_rewritten(found):
             self.changed = set(self.tracked)
             return {}
-        self.changed = self._unseen.union(os.fsdecode(modified).split("\0"))
+        paths = os.fsdecode(modified).split("\0")[:-1]
+        self.changed = self._unseen.union(paths)
         for folder in self.folders.keys() - found.folders:
-            self.changed |= {f"{folder}/{name}".lstrip("/") for name in self.folders[folder]}
+            for name in self.folders[folder]:
+                path = f"{folder}/{name}"
+                self.changed.add(path.lstrip("/"))
         as_added = dict(self.tracked)
         for path in self.changed:
             as_added.pop(path, None)
