@@ -22,6 +22,7 @@ from coder.providers.wire import common_prefix
 from coder.providers.wire import wire_messages as wire_messages
 from coder.types import Message, ToolResult, Usage
 
+FILE_TOOLS = {"write", "edit", "apply_patch"}  # they change only the files that a call names
 NOTE_SIZE = 50  # characters, at most, of the note in a truncated text
 NOT_RUN = "Not run: the run ended before this call."
 

@@ -203,6 +203,27 @@ def test_our_own_folders_are_put_back_as_they_were(ws: Path) -> None:
         assert name in found
 
 
+def test_what_coder_itself_writes_next_to_its_configuration_is_no_change_of_a_command(
+    ws: Path,
+) -> None:
+    """With one folder for data and configuration, both in the workspace."""
+    folder = ws / "coder"
+    (folder / "snapshots").mkdir(parents=True)
+    (folder / "hooks.json").write_text("{}")
+    names = ("sessions.db", "sessions.db-wal", "snapshots/1.db", "history")
+    for name in names:
+        (folder / name).write_bytes(b"0" * 4_000_000)
+    guard = GitGuard(ws, [folder], folder)
+    assert guard.unguarded == []
+    line = (
+        f"cd coder; for name in {' '.join(names)}; do echo 2 > $name; done; echo evil > hooks.json"
+    )
+    assert changed(guard, line, ws) == "coder/hooks.json (changed)"
+    assert (folder / "hooks.json").read_text() == "{}"
+    assert [(folder / name).read_text() for name in names] == ["2\n"] * 4
+    guard.close()
+
+
 # ---- folders of git elsewhere, and folders made to break the comparison --------------------------
 
 

@@ -1365,6 +1365,34 @@ def test_a_file_at_which_git_is_told_not_to_look_is_read(desk: Desk) -> None:
     assert desk.text("a") == desk.text("b") == "two"
 
 
+def test_what_is_in_the_place_of_a_tracked_file_is_known(desk: Desk) -> None:
+    """Git's listing of it says that it was a file, and the same for all."""
+    names = ("changed", "removed", "linked", "folder", "moved", "sub/kept")
+    track(desk, dict.fromkeys(names, "1\n"))
+    desk.put({"changed": "2\n"})
+    for name in ("removed", "linked", "folder"):
+        (desk.folder / name).unlink()
+    (desk.folder / "linked").symlink_to("changed")
+    desk.put({"folder/new": "3\n"})
+    before = desk.tree()
+    settle()
+    everything = "changed linked folder sub"
+    desk.run(
+        sh("mv moved elsewhere; echo 4 >> elsewhere; echo 4 > removed"), sh(f"rm -r {everything}")
+    )
+    assert desk.notices() == []
+    assert done(desk.undo()) == [
+        "changed",
+        "elsewhere",
+        "folder/new",
+        "linked",
+        "moved",
+        "removed",
+        "sub/kept",
+    ]
+    assert desk.tree() == before
+
+
 def test_what_a_tool_changes_before_all_is_checked_is_known_as_far_as_git_knows_it(
     desk: Desk, kernel_reports: None
 ) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coder.agent.measure import cut, size
-from coder.history import calls_of, text_of
+from coder.history import FILE_TOOLS, calls_of, text_of
 from coder.providers.profiles import CHARS_PER_TOKEN
 from coder.types import Message
 
@@ -22,7 +22,6 @@ KEEP_TOOL_OUTPUT = 40_000  # tokens of tool output that stay; never more than ha
 SMALL = 1_000  # characters that are never pruned
 NEWEST_COMMANDS = 2  # of whose long outputs nothing replaces any
 
-EDITS = {"edit", "write", "apply_patch"}
 FOR_THE_USER = {"ask_user"}
 CHECKLIST = "todo"
 REMOVED = "[Output removed to save room: "
@@ -176,7 +175,7 @@ def _is_replaced(output: Output, outputs: list[Output]) -> bool:
     again?
     """
     if output.name != "read":
-        return output.name in EDITS
+        return output.name in FILE_TOOLS
     for later in outputs:
         if later.index <= output.index or later.name != "read" or later.is_error:
             continue
@@ -199,7 +198,7 @@ def changed_paths(messages: list[Message]) -> list[str]:
     """The files that the tools have changed in these messages, in order of the first change."""
     paths: dict[str, None] = {}
     for output in outputs_of(messages):
-        if output.name in EDITS and not output.is_error:
+        if output.name in FILE_TOOLS and not output.is_error:
             paths |= dict.fromkeys(paths_of(output))
     return list(paths)
 
@@ -219,7 +218,7 @@ def note_of(output: Output) -> str:
     """What replaces an output: true, and with the way to have it again if there is one."""
     name = output.name
     text = output.text
-    if name in EDITS:
+    if name in FILE_TOOLS:
         first_line = text.partition("\n")[0]
         return f"{first_line} [diff removed]"
     if name == "read":

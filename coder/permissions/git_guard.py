@@ -34,6 +34,8 @@ GIT_INIT = (  # the configuration that it writes
     rb"(\[core\]\n|\[extensions\]\n|\t(repositoryformatversion|filemode|bare|logallrefupdates"
     rb"|symlinks|ignorecase|precomposeunicode|objectformat|refstorage) = \w+\n)+"
 )
+# What coder itself writes in its folder of data, which may be that of the configuration, too
+OWN_DATA = "sessions.db", "snapshots", "guarded", "history", "tour.json"
 MAX_BYTES = 8 << 20  # of content that is kept of a file or folder
 MAX_FILES = 1000
 
@@ -65,6 +67,9 @@ class GitGuard:
                     self._gits.append(f"{git}/")
                     self._roots += [f"{git}/{name}" for name in NAMES]
         self._commands_running = 0
+        self._left_out: tuple[str, ...] = ()
+        if data:
+            self._left_out = tuple(f"{data}/{name}" for name in OWN_DATA)
         self.known = State()  # as it was when the last command ended
         self.unguarded: list[str] = []  # holds too much, or cannot be read
         self._accept()
@@ -121,7 +126,7 @@ class GitGuard:
         """What is there; a repository that is gone as a whole may come back, and counts."""
         state = State()
         for root in self._roots:
-            state |= _read_tree(root)
+            state |= _read_tree(root, self._left_out)
         gone = tuple(git for git in self._gits if not os.path.lexists(f"{git}HEAD"))
         for path in self.known.keys() - state.keys():
             if path.startswith(gone):
@@ -214,8 +219,11 @@ def _is_of_new_repository(path: str, entry: Entry) -> bool:
     return re.fullmatch(GIT_INIT, data) is not None
 
 
-def _read_tree(root: str) -> State:
-    """The files and links at and below a path, but for sample hooks and what is in `.git`."""
+def _read_tree(root: str, left_out: tuple[str, ...]) -> State:
+    """The files and links at and below a path.
+
+    Left out are sample hooks, what is in `.git`, and paths that begin with one of `left_out`.
+    """
     state = State()
     waiting = [root]
     size = 0
@@ -223,6 +231,8 @@ def _read_tree(root: str) -> State:
         if not waiting:
             return state
         path = waiting.pop()
+        if path.startswith(left_out):
+            continue
         try:
             mode = os.lstat(path).st_mode
         except (OSError, ValueError):

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from coder.history import FILE_TOOLS
 from coder.hooks import Hooks
 from coder.permissions.sanitize import strip_controls
 from coder.tools.secrets import is_secret
@@ -33,7 +34,6 @@ PLACEHOLDER = (
     r"(?i)anything|placeholder|password|localhost|lm-studio|not-(needed|required)|your-api-key"
     r"|sk-no-key(-required)?|no-key-required|x{8,}|12345678|123456789|1234567890"
 )
-WRITING = {"write", "edit", "apply_patch"}
 
 
 class Redactor:
@@ -95,7 +95,7 @@ class Redaction(Hooks):
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> ToolResult | None:
         ctx.redact = self.redactor.text
-        if call.name in WRITING and HIDDEN in str(call.arguments):
+        if call.name in FILE_TOOLS and HIDDEN in str(call.arguments):
             return ToolResult(
                 f"Error: {HIDDEN!r} stands for a key that is not shown to you, and writing this "
                 "would put it in the key's place. Leave that line out of your change.",

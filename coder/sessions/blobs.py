@@ -108,6 +108,8 @@ class BlobStore(Database):
         return states
 
     def save_states(self, states: Mapping[str, State]) -> None:
+        """Store what was read, for later processes too."""
+        self.flush()
         rows = [(os.fsencode(path), json.dumps(state)) for path, state in states.items()]
         self.execute("INSERT OR REPLACE INTO file VALUES (?, ?)", *rows)
 

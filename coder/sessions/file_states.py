@@ -23,6 +23,7 @@ STATX_BIRTH = 0x800
 STATX_SIZE = 256  # bytes of an answer
 STATX_TIME = struct.Struct("qI")  # seconds, nanoseconds
 STATX_BORN_AT = 80  # where this time is in the answer
+INODE_BITS = 0xFFFFFFFF
 SPECIAL_BITS = 0o7000  # which give a program its owner's rights: they are not restored
 
 
@@ -45,7 +46,10 @@ def is_linked_otherwise(before: Entry | None, after: Entry | None) -> bool:
 
 
 class State(NamedTuple):
-    """A file when it was looked at; what has the same stamp is the same."""
+    """A file when it was looked at; what has the same stamp is the same.
+
+    Of its inode there are those bits that git knows, too.
+    """
 
     mode: int
     blob: str
@@ -61,7 +65,7 @@ class State(NamedTuple):
 def state_from(info: os.stat_result, blob: str) -> State:
     """The state of a file with these facts and this content."""
     mode = info.st_mode & ~SPECIAL_BITS
-    return State(mode, blob, stamp_of(info), link_of(info), info.st_ino)
+    return State(mode, blob, stamp_of(info), link_of(info), info.st_ino & INODE_BITS)
 
 
 def link_of(info: os.stat_result) -> int:

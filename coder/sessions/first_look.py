@@ -8,7 +8,7 @@ read_rest()     # all else is read; another thread may look for changes meanwhil
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from os import stat_result
 
 from coder.sessions.blobs import MAX_STORED
@@ -21,6 +21,8 @@ from coder.sessions.known_files import KnownFiles
 
 SHORT_ANSWER = 0.25  # seconds for which nothing is watched, unless a tool begins
 CLOCK = 20_000_000  # nanoseconds by which the kernel's clock of files may be behind
+SAVED = 5_000  # files that are read before this is stored
+MANY = 1_000  # paths: to list all folders again takes less time
 BATCH = 500  # files that are read between two looks at what was reported
 
 
@@ -68,12 +70,21 @@ class FirstLook:
         for folder in index.folders:
             self.watch.add(folder)
         index.begin_compare()
-        self.scan.watched = index.folders
+        self.scan.tracked = index.folders
         found = self.scan.below([""])
-        self.scan.watched = ()
-        index.compare(found.files.keys())
-        in_git = dict(index.as_added) if self.watch.works else {}
-        unread = self._stamps([path for path in found.files if path not in in_git])
+        self.scan.tracked = {}
+        in_git = index.compare(found)
+        # What is in the places of files that git has no more
+        places: Collection[str] = index.changed
+        if not self.watch.works:
+            in_git = {}
+            places = index.tracked
+        if len(places) > MANY:
+            places = [""]
+        there = self.scan.below(places)
+        found.files |= there.files
+        not_in_git = set(found.files).difference(in_git)
+        unread = self._stamps(not_in_git)
         with self.known.lock:
             for path in self.known.polled:  # it is known what they were
                 in_git.pop(path, None)
@@ -90,12 +101,15 @@ class FirstLook:
 
     def check(self) -> None:
         """Find which files git has in another form, or not with the permissions that they have."""
-        try:
-            self._doubt(self.index.find_converted())
-        finally:
-            self.known.is_checked.set()
-        # This may take long: there may be many files that git ignores
-        self._doubt(self.index.find_special())
+        if self.known.in_git:
+            try:
+                converted = self.index.find_converted()
+                self.known.inodes = self.index.inodes | self.known.inodes
+                self._doubt(converted)
+            finally:
+                self.known.is_checked.set()
+            # This may take long: there may be many files that git ignores
+            self._doubt(self.index.find_special())
         self.known.has_modes = True
 
     def _doubt(self, paths: set[str]) -> None:
@@ -104,7 +118,7 @@ class FirstLook:
         with self.known.lock:
             self.watch.collect()
             for path in paths & self.known.in_git.keys():
-                is_as_added = path in self.index.as_added
+                is_as_added = path not in self.index.changed
                 if not is_as_added or not is_within(path, self.watch.reported):
                     del self.known.in_git[path]
                     self.known.unread[path] = 0
@@ -150,7 +164,8 @@ class FirstLook:
         """The state of a file that need not be read; None if it has to be."""
         if saved and saved.stamp == stamp_of(info):
             return state_from(info, saved.blob)
-        blob = self.index.as_added.get(path, "")
+        is_as_added = path not in self.index.changed
+        blob = self.index.tracked.get(path, "") if is_as_added else ""
         is_new = info.st_ctime_ns > self._began - CLOCK  # it may have changed since git looked
         is_large = info.st_size > MAX_FILE
         if not blob or is_new or is_large:
@@ -158,9 +173,11 @@ class FirstLook:
         return state_from(info, blob)
 
     def _read_unread(self, sizes: Mapping[str, int]) -> None:
-        """Read the other files. Small ones come first: there may be no room for all."""
+        """Read the other files. If there is no room for all, small ones come first."""
         rest = [path for path in sizes if path in self.known.unread]
-        rest.sort(key=lambda path: (sizes[path], path))
+        if sum(sizes.values()) > MAX_STORED - self.store.stored:
+            rest.sort(key=lambda path: (sizes[path], path))
+        unsaved: dict[str, State] = {}
         for batch in self._batches(rest):
             steps = self.known.steps
             has_room = self.store.stored <= MAX_STORED
@@ -170,10 +187,14 @@ class FirstLook:
                 if state:
                     states[path] = state
             recorded = self._record(states, steps)
-            self.store.flush()
-            self.store.save_states(recorded)
             if not has_room:
                 self.left_out += sum(sizes[path] <= MAX_FILE for path in recorded)
+            # A transaction costs as much as to read some hundred small files
+            unsaved |= recorded
+            if len(unsaved) > SAVED:
+                self.store.save_states(unsaved)
+                unsaved = {}
+        self.store.save_states(unsaved)
 
     def _batches(self, paths: list[str]) -> Iterator[list[str]]:
         """Some of the paths at a time, if no tool may change them without a report."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from coder.sessions.file_states import info_at, is_within
@@ -50,7 +50,8 @@ class FolderScan:
         self.watch = watch
         self.known: Callable[[], Sequence[Collection[str]]] = list
         self.closing = threading.Event()  # ends a listing
-        self.watched: Collection[str] = ()  # folders that are watched already
+        # Folders that are watched already, with the names in them that need not be listed
+        self.tracked: Mapping[str, Collection[str]] = {}
         self._left_out = {own_folder, GIT}
         self._piped_folders: set[str] = set()  # git would wait for their rules: they are a pipe
         self._git_works = True
@@ -120,11 +121,12 @@ class FolderScan:
             return False
         if self.closing.is_set():
             return False
-        if folder not in self.watched:
+        if folder not in self.tracked:
             self.watch.add(folder)
+        tracked = set(self.tracked.get(folder, ()))
         try:
             with os.scandir(whole) as entries:
-                _sort_in(entries, folder, below)
+                _sort_in(entries, folder, tracked, below)
         except OSError:
             return False
         return True
@@ -133,11 +135,9 @@ class FolderScan:
 
     def _leave_out_ignored(self, seen: Level) -> None:
         self._find_pipes(seen)
-        paths = [*seen.folders, *seen.files]
+        unknown = seen.folders.union(seen.files)
         for covered in [*self.known(), self._left_out]:
-            if covered:
-                paths = [path for path in paths if path not in covered]
-        unknown = set(paths)
+            unknown = unknown.difference(covered)
         by_name = self._below_pipes(unknown)
         ignored = self._ask_git(unknown - by_name)
         if ignored is None:
@@ -172,15 +172,24 @@ class FolderScan:
         }
 
 
-def _sort_in(entries: Iterable[os.DirEntry[str]], folder: str, level: Level) -> None:
-    """Add what is in a folder to a level. This is done for 100,000 files: each call costs."""
+def _sort_in(
+    entries: Iterable[os.DirEntry[str]],
+    folder: str,
+    tracked: Set[str],
+    level: Level,
+) -> None:
+    """Add what is in a folder to a level, but not the tracked files.
+
+    This is done for 100,000 files: each call costs.
+    """
     files = level.files
     inside = f"{folder}/" if folder else ""
     for entry in entries:
-        path = inside + entry.name
+        name = entry.name
         if entry.is_dir(follow_symlinks=False):
-            level.folders.add(path)
+            level.folders.add(inside + name)
         elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
-            files[path] = entry.inode()
+            if name not in tracked:
+                files[inside + name] = entry.inode()
         else:
-            level.others.add(path)
+            level.others.add(inside + name)

@@ -3,8 +3,8 @@
     index = GitIndex(git)
     index.read()              # the tracked files, and the blobs that they were added as
     index.begin_compare()     # works while the folders are listed
-    index.compare(listed)     # what has changed up to `begin_compare`
-    index.find_converted()    # what git has in another form
+    index.compare(found)      # what has not changed up to `begin_compare`
+    index.find_converted()    # what git has in another form; `inodes` are known then
     index.find_special()      # what has other permissions
 
 Git knows from the time and size of a file that it has not changed, without reading it.
@@ -17,9 +17,9 @@ import os
 import re
 import stat
 import subprocess
-from collections.abc import Iterable, Set
 from pathlib import Path
 
+from coder.sessions.folder_scan import Level
 from coder.sessions.git import Git, own_environment
 from coder.tools.repository import git_folders
 from coder.tools.workspace import TOOL_FOLDERS, read_small_file, state_of
@@ -37,7 +37,8 @@ FILE = "H 100644 "
 PROGRAM = "H 100755 "
 LINK = "H 120000 "
 NO_CONFLICT = " 0\t"
-SIZE = re.compile(rb"\n  size: (\d+)\t")  # of a file when it was added
+INODE = re.compile(rb"\tino: (\d+)\n")  # of a file when it was added
+SIZE = re.compile(rb"\n  size: (\d+)\t")
 # What may give a file another content of the same size than its blob has
 REWRITES = rb"filter=|working-tree-encoding="
 
@@ -45,39 +46,43 @@ REWRITES = rb"filter=|working-tree-encoding="
 class GitIndex:
     """The tracked files below the root of `git`, and which of them are as they were added.
 
-    `tracked` are blob ids of files, or "" if git does not see when one changes. `folders` are
-    those which they are in. `as_added` are the files whose content git has, with their blobs. A
-    file has one name and the `usual_mode`, if it is not one of `modes` or found to be special.
+    `tracked` are the files with their blob ids. `folders` are those which they are in, each with
+    the names in it whose changes git sees. `changed` are the files that git has no more as they
+    are; of the others git knows the `inodes`. A file has one name and the `usual_mode`, if it is
+    not one of `modes` or found to be special.
     """
 
     def __init__(self, git: Git) -> None:
         self.git = git
         self.tracked: dict[str, str] = {}
         self.blobs: frozenset[str] = frozenset()
-        self.folders: set[str] = set()
-        self.as_added: dict[str, str] = {}
+        self.folders: dict[str, list[str]] = {}
+        self.changed: set[str] = set()
+        self.inodes: dict[str, int] = {}
         self.usual_mode = 0
         self.modes: dict[str, int] = {}
         self._stamp: tuple[int, ...] | None = None  # of the file of the index
+        self._unseen: set[str] = set()  # git does not see when one of these changes
         # Of all entries of the index, in their order
         self._paths: list[str] = []
         self._blobs: list[str] = []
         # At work
         self._comparing: subprocess.Popen[bytes] | None = None
-        self._sizes: subprocess.Popen[bytes] | None = None
+        self._listing_facts: subprocess.Popen[bytes] | None = None
 
     def read(self) -> None:
         """Find the tracked files, and the blobs that they were added as."""
         self._stamp = self._index_stamp()
-        listing = self.git.output(self.git.start("ls-files -z -v --stage"), MAX_SECONDS) or b""
-        entries = os.fsdecode(listing).split("\0")[:-1]
+        listing = self.git.start("ls-files -z -v --stage")
+        entries = os.fsdecode(self.git.output(listing, MAX_SECONDS) or b"").split("\0")
+        entries.pop()  # what is after the last one
         self._paths = [entry[PATH] for entry in entries]
         self._blobs = [entry[BLOB] for entry in entries]
         self.tracked = dict(zip(self._paths, self._blobs))
         self.blobs = frozenset(self._blobs)
-        self.folders = _folders_of(self.tracked)
         self.usual_mode = self._usual_mode()
         self._note_others(entries)
+        self._note_folders()
 
     def _note_others(self, entries: list[str]) -> None:
         """Note programs, links, and what git does not see changes of."""
@@ -88,9 +93,20 @@ class GitIndex:
             if mode:
                 self.modes[entry[PATH]] = mode
             else:
-                self.tracked[entry[PATH]] = ""
-        for entry in [entry for entry in entries if entry[STAGE] != NO_CONFLICT]:
-            self.tracked[entry[PATH]] = ""
+                self._unseen.add(entry[PATH])
+        self._unseen |= {entry[PATH] for entry in entries if entry[STAGE] != NO_CONFLICT}
+
+    def _note_folders(self) -> None:
+        """Note the folders of the files, and those that they are in."""
+        for path in self.tracked:
+            folder, _, name = path.rpartition("/")
+            names = self.folders.setdefault(folder, [])
+            if path not in self._unseen:
+                names.append(name)
+        for folder in list(self.folders):
+            while folder:
+                folder = folder.rpartition("/")[0]
+                self.folders.setdefault(folder, [])
 
     def _usual_mode(self) -> int:
         """The permissions that a file has which git does not take for a program."""
@@ -109,24 +125,28 @@ class GitIndex:
             self._comparing = self.git.start(
                 "diff-files -z --name-only --relative --ignore-submodules"
             )
-            self._sizes = self.git.start("ls-files -z --stage --debug")
+            self._listing_facts = self.git.start("ls-files -z --stage --debug")
 
-    def compare(self, listed: Set[str]) -> None:
-        """Find which of the listed files are as they were added."""
+    def compare(self, found: Level) -> dict[str, str]:
+        """The files that are as they were added, with their blobs, in folders that were found."""
         modified = self.git.output(self._comparing, MAX_SECONDS)
         is_same_index = self._stamp == self._index_stamp()  # git may have written it since `read`
-        if modified is None or not is_same_index or self._are_rewritten(listed):
-            return
-        self.as_added = dict(self.tracked)
-        unseen = [path for path, blob in self.tracked.items() if not blob]
-        missing = [path for path in self.tracked if path not in listed]
-        for path in [*os.fsdecode(modified).split("\0"), *unseen, *missing]:
-            self.as_added.pop(path, None)
+        if modified is None or not is_same_index or self._are_rewritten(found):
+            self.changed = set(self.tracked)
+            return {}
+        paths = os.fsdecode(modified).split("\0")[:-1]
+        self.changed = self._unseen.union(paths)
+        for folder in self.folders.keys() - found.folders:
+            for name in self.folders[folder]:
+                path = f"{folder}/{name}"
+                self.changed.add(path.lstrip("/"))
+        as_added = dict(self.tracked)
+        for path in self.changed:
+            as_added.pop(path, None)
+        return as_added
 
     def find_special(self) -> set[str]:
         """Find files with several names or other permissions; all if no program can tell."""
-        if not self.as_added:
-            return set()
         searching = self._begin_search()
         special = self.git.programs.output(searching, MAX_SECONDS) if searching else None
         if special is None:
@@ -159,12 +179,12 @@ class GitIndex:
         something else.
         """
         found: set[str] = set()
-        if not self.as_added:
-            return found
-        question = "\n".join(self._blobs).encode()
         command = "cat-file --batch-check=%(objectsize) --buffer"
-        counting = self.git.start(command, [question, b"\n"])
-        sizes = SIZE.findall(self.git.output(self._sizes, MAX_SECONDS) or b"")
+        counting = self.git.start(command, ["\n".join([*self._blobs, ""]).encode()])
+        facts = self.git.output(self._listing_facts, MAX_SECONDS) or b""
+        self.inodes = dict(zip(self._paths, map(int, INODE.findall(facts))))
+        sizes = SIZE.findall(facts)
+        del facts  # 200 bytes for each file
         blob_sizes = (self.git.output(counting, MAX_SECONDS) or b"").split(b"\n")[:-1]
         if not len(self._paths) == len(sizes) == len(blob_sizes):
             found = set(self._paths)
@@ -172,38 +192,27 @@ class GitIndex:
             for path, size, blob_size in zip(self._paths, sizes, blob_sizes):
                 if size != blob_size:
                     found.add(path)
-        for path in found:
-            self.as_added.pop(path, None)
+        self.changed |= found
         return found
 
     def _index_stamp(self) -> tuple[int, ...] | None:
         return state_of(git_folders(self.git.top)[0] / "index")
 
-    def _are_rewritten(self, listed: Set[str]) -> bool:
+    def _are_rewritten(self, found: Level) -> bool:
         """Does an attributes file name a filter or an encoding?"""
         root = Path(self.git.root)
         top = self.git.top
         shared = git_folders(top)[-1]
         files = [shared / "info/attributes"]
-        for folder in root.parents:
-            if folder.is_relative_to(top):
-                files.append(folder / ATTRIBUTES)
-        for name in self.folders:
-            path = f"{name}/{ATTRIBUTES}".lstrip("/")
-            if path in listed:
+        for above in root.parents:
+            if above.is_relative_to(top):
+                files.append(above / ATTRIBUTES)
+        for folder, names in self.folders.items():
+            path = f"{folder}/{ATTRIBUTES}".lstrip("/")
+            if ATTRIBUTES in names or path in found.files:
                 files.append(root / path)
         for file in files:
             rules = read_small_file(file, MAX_ATTRIBUTES) or b""
             if re.search(REWRITES, rules):
                 return True
         return False
-
-
-def _folders_of(paths: Iterable[str]) -> set[str]:
-    """The folders that these paths are in, at any depth."""
-    found = {path.rpartition("/")[0] for path in paths}
-    above = found
-    while above:
-        above = {path.rpartition("/")[0] for path in above} - found
-        found |= above
-    return found

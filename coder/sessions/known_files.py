@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Collection
 
-from coder.sessions.file_states import State, is_within, stamp_of
+from coder.sessions.file_states import INODE_BITS, State, is_within, stamp_of
 
 
 class KnownFiles:
@@ -22,9 +22,9 @@ class KnownFiles:
     While one works `no_tool` is not set: if changes are not reported, nothing is read then.
     `is_needed` is set when a tool waits for the files, or the session ends.
 
-    `inodes` are those of the files in git, and of the unread ones. `folders` are watched. The
-    kernel may not report changes of files that are `polled`. Whoever uses this from two threads
-    holds the `lock`.
+    `inodes` are those of the unread files, and of the files in git as soon as these are checked.
+    `folders` are watched. The kernel may not report changes of files that are `polled`. Whoever
+    uses this from two threads holds the `lock`.
     """
 
     def __init__(self) -> None:
@@ -53,14 +53,14 @@ class KnownFiles:
                 mode,
                 self.in_git[path],
                 stamp=0,
-                inode=self.inodes[path],
+                inode=self.inodes.get(path, 0) & INODE_BITS,
             )
         if path in self.unread:
             return State(
                 mode=0,
                 blob="",
                 stamp=self.unread[path],
-                inode=self.inodes[path],
+                inode=self.inodes.get(path, 0) & INODE_BITS,
             )
         return self.read.get(path)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from coder import events
 from coder.abort import Abort
 from coder.events import Event
-from coder.history import text_of, user
+from coder.history import FILE_TOOLS, text_of, user
 from coder.sessions.changes import (
     RunSnapshot,
     blobs_of,
@@ -43,7 +43,6 @@ ERRORS = (StoreError, OSError)
 SURVEY_SECONDS = 3.0  # for which a tool may wait until it is known which files there are
 READING_SECONDS = 0.5  # for which it may wait until all are read, from the start of the run
 CLOSING_SECONDS = 0.1  # for which the program waits at its end for the thread
-FILE_TOOLS = {"write", "edit", "apply_patch"}  # they change only the files that a call names
 PATCHED = r"(?m)^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.*?) *$"
 OFF = "/undo does not cover file changes in this session. {}"
 PARTLY = "/undo covers only part of this folder: {:,} files are too many to be kept."
