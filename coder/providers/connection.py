@@ -36,7 +36,7 @@ CONNECT_TIMEOUT = 10.0  # seconds, for the connection and for each handshake
 PORTS = {"http": 80, "https": 443}
 HEAD_START = 0.25  # seconds of an address before the next one (RFC 8305)
 # seconds that an idle connection is kept: a NAT may have forgotten it later, and nobody says so
-KEPT = 5.0
+KEEP_FOR = 5.0
 # It also runs while the machine sleeps, on macOS by itself
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # By option, as far as the system has it: a connection whose other side is gone ends after 90 s
@@ -48,7 +48,7 @@ PROBES = {
 }
 # seconds: if a kept connection ends so soon after a request was sent, the server has not begun to
 # work on it, and it is sent again
-RESENT = 1.0
+RESEND_WITHIN = 1.0
 SWITCHING = 101  # a status below 200 after which nothing of HTTP comes
 TOO_IDLE = 408  # the status with which some servers end a kept connection
 NO_BODY = (204, 304)  # statuses of answers without one, whatever the headers say
@@ -73,10 +73,10 @@ class Server:
 
     def keep(self, sock: socket.socket, headers: Mapping[str, str]) -> None:
         """Keep a connection for the next request, not longer than the server's headers promise."""
-        seconds = KEPT
+        seconds = KEEP_FOR
         promised = re.search(r"timeout\s*=\s*(\d{1,9})", headers.get("keep-alive", ""), re.I)
         if promised:
-            seconds = min(KEPT, int(promised[1]))
+            seconds = min(KEEP_FOR, int(promised[1]))
         self._kept.append((sock, time.clock_gettime(CLOCK) + seconds))
 
     def take(self) -> socket.socket | None:
@@ -201,8 +201,8 @@ def _dial(url: SplitResult) -> socket.socket:
 
 
 def _look_up(url: SplitResult) -> list[tuple[Any, ...]]:
-    """The addresses of a host, as getaddrinfo has them, but by turns of both families: of one all
-    may be dead."""
+    """The addresses of a host, as getaddrinfo has them, but in turns from its two families: all of
+    one may be dead."""
     host = url.hostname or ""
     # For a str, Python loads its tables of international names (4 ms)
     name = host.encode() if host.isascii() else host
@@ -310,7 +310,7 @@ class HttpExchange:
         sock = self.server.take()
         while sock:
             has_answer = self._try_on(sock, message)
-            is_late = time.monotonic() - self._asked_at >= RESENT
+            is_late = time.monotonic() - self._asked_at >= RESEND_WITHIN
             if has_answer and (is_late or self.status_code != TOO_IDLE):
                 return True
             if is_late:

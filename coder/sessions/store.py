@@ -181,9 +181,9 @@ class Store(Database):
     def ending(self, session_id: str) -> tuple[str, str]:
         """The newest question and the answer to it, or "": the beginnings of their texts, in a line
         each."""
-        chosen = ACTIVE.replace("AND active", "AND role IN ('user', 'assistant') AND active")
+        condition = "AND role IN ('user', 'assistant') ORDER BY position DESC"
         texts: dict[str, str] = {}
-        for row in self.rows(f"{chosen} DESC LIMIT {MAX_ENDING}", session_id):
+        for row in self.rows(f"{ACTIVE} {condition} LIMIT {MAX_ENDING}", session_id):
             text = _first_words(row["data"])
             if text:
                 texts.setdefault(row["role"], text)
@@ -226,7 +226,7 @@ class Store(Database):
     def rows_sent(self, session_id: str) -> list[Row]:
         """The active rows of a session; the message of one that cannot be used is empty."""
         rows = []
-        for row in self.rows(ACTIVE, session_id):
+        for row in self.rows(f"{ACTIVE} ORDER BY position", session_id):
             value = loaded(row["data"])
             message = checked_message(value)
             if message:
