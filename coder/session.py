@@ -160,8 +160,8 @@ class Session:
         """One run: its events, the last of which is `run_end`; the generator returns its RunResult.
 
         `cancel` counts from here on. `images` and `output` are as in Agent.prompt. Raises
-        RuntimeError during a run. A question waits for its answer: that of its `reply`, before the
-        next event is taken, or that of `answer`.
+        RuntimeError during a run. A question waits until it is answered: by its own `reply`, before
+        the next event is taken, or by `answer`.
         """
         self._check_idle()
         # However the plan was left: what was denied in it is still in the conversation

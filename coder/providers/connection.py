@@ -64,7 +64,7 @@ class Server:
         self.url = url
         self.redact = redact
         self.is_secure = urlsplit(url).scheme == "https"
-        self.answered = False  # at least once
+        self.has_answered = False  # at least once
         self._kept: list[tuple[socket.socket, float]] = []  # and until when
 
     def __del__(self) -> None:
@@ -114,7 +114,7 @@ class Server:
 
         failure = tls_failure(error, shown_url(self.url))
         if failure:
-            failure.retryable = self.answered
+            failure.retryable = self.has_answered
         return failure
 
     def _failure_of(self, cause: Exception, proxy: Proxy | None) -> ModelError:
@@ -135,7 +135,7 @@ class Server:
         return ModelError(
             "network",
             message,
-            retryable=self.answered,
+            retryable=self.has_answered,
             advice=advice,
         )
 
@@ -296,13 +296,13 @@ class HttpExchange:
         """Send a request and read the head of its answer. Raises ModelError or Aborted."""
         server = self.server
         closed = f"the connection to {shown_url(server.url)} was closed before an answer"
-        perhaps_tls = not (server.answered or server.is_secure)
+        perhaps_tls = not (server.has_answered or server.is_secure)
         with self._as_model_error(closed, PERHAPS_TLS if perhaps_tls else ""):
             if not self._send_over_kept(message):
                 has_answer = self._try_on(server.open(self._seconds_left), message)
                 if not has_answer:
                     raise ConnectionError
-        server.answered = True
+        server.has_answered = True
 
     def _send_over_kept(self, message: bytes) -> bool:
         """False if no kept connection is left. Raises ConnectionError if one was ended while the

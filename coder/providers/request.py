@@ -65,7 +65,7 @@ class Encoded:
     data: bytearray = field(default_factory=bytearray)
     rounds: list[Round] = field(default_factory=lambda: [NOTHING])
 
-    def drop(self, unchanged: int) -> None:
+    def drop_after(self, unchanged: int) -> None:
         """Keep the rounds within so many messages, without the last one, which may go on."""
         while self.rounds[-1].end > unchanged:
             self.rounds.pop()
@@ -169,10 +169,10 @@ class RequestEncoder:
         return {}
 
     def _encode_messages(self, messages: list[Message], rejected: frozenset[str]) -> Encoded:
-        """What the newest request has in common with this one is not encoded again."""
+        """The bytes of the messages. What the newest request had, too, is not encoded again."""
         # What is common
         encoded = self._encoded.pop(rejected, None) or Encoded()
-        encoded.drop(common_prefix(encoded.messages, messages, operator.eq))
+        encoded.drop_after(common_prefix(encoded.messages, messages, operator.eq))
         last = encoded.rounds[-1]
 
         # The rounds after it
