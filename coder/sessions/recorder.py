@@ -196,12 +196,12 @@ class Recorder:
         """Bring `rows`, also in the file, to what the list and the waiting events say, in a
         transaction.
 
-        `known`: how many rows at the beginning have the messages of the list. Whether such a
-        message was changed in place is looked at only after a run or a compaction.
+        `known`: how many rows at the beginning have the messages of the list. During a run it is
+        looked at only after a compaction whether one of these was changed in place.
         """
         waiting = self._waiting
         is_in_run = bool(waiting) and not isinstance(waiting[-1], events.RunEnd)
-        if self._was_shortened() or not is_in_run:  # within a run the list only grows
+        if self._was_shortened() or not is_in_run:  # else the list has only grown
             for row in rows:
                 if row.copy != row.message:  # it was changed in place
                     _update(db, "message", row.id, data=dumps(row.message))
