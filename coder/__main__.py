@@ -6,9 +6,9 @@ import sys
 def main() -> int:
     """Start the command line, without the current folder on the path: it may hold another rich.py.
 
-    Before this only modules are imported that Python has loaded at its start. Under plain
-    `python -m coder` a folder `coder` in the current one is imported instead of this package,
-    before this runs; not under the console script or `python -P -m coder`.
+    Until the path is clean, only modules are imported that Python has loaded at its start. Under
+    plain `python -m coder` this comes too late for a folder `coder` in the current one: it is
+    imported instead of this package. The console script and `python -P -m coder` do not do that.
     """
     try:
         import os
@@ -29,7 +29,7 @@ def main() -> int:
         from coder.cli.main import main as command_line
 
         code = command_line()
-        leave(code)
+        leave(code)  # does not return
     except KeyboardInterrupt:
         code = 130
     return code

@@ -18,7 +18,7 @@ from coder.agent.profiles import AgentSpec, choices, choose, system_prompt
 from coder.ai import FIRST_BYTE_TIMEOUT, ChatModel
 from coder.events import Events
 from coder.hooks import FunctionHooks, HookChain, Hooks
-from coder.parts import PATCHING, TOOLS, TOOLSET, USER_TOOLS, Parts
+from coder.parts import PATCHING, TOOLS, Parts, ToolsetClass, user_tools
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule
 from coder.providers.errors import RetryPolicy
@@ -53,13 +53,13 @@ class Crew:
         )
         self.retry = self.options.retry or RetryPolicy(base=self.settings.retry_base)
         self.subagents = self._make_subagents()
-        self._chosen = self.settings.model  # the model of agents that have none of their own
-        self.model = self.model_named(spec.model or self._chosen)
+        self._usual_model = self.settings.model  # the name, for agents without a model of their own
+        self.model = self.model_named(spec.model or self._usual_model)
         chain, self.compaction = self.hooks_for(self.model, self.permissions, parts.users_hooks)
         hooks: list[Hooks] = [chain]
         if parts.servers:
             hooks.append(FunctionHooks(on_run_start=self._take_servers))
-        # _work_as gives it its tools and its prompt
+        # _set_spec gives it its tools and its prompt
         self.agent = Agent(
             self.model,
             reasoning=self.settings.reasoning,
@@ -68,7 +68,7 @@ class Crew:
             cwd=parts.cwd,
             session_id=os.urandom(8).hex(),
         )
-        self._work_as(spec, self.model)
+        self._set_spec(spec, self.model)
 
     def _make_subagents(self) -> Subagents | None:
         module = optional("coder.agent.subagent")
@@ -98,22 +98,22 @@ class Crew:
 
     def use(self, agent: str, model: str | ChatModel) -> None:
         """Continue as another agent, with another model, or both. Raises CoderError."""
-        spec = choose(self.parts.agents, agent) if agent else None
+        spec = choose(self.parts.agents, agent) if agent else self.spec
         if isinstance(model, ChatModel):
-            self._chosen = model.name
             chosen = model
+            self._usual_model = model.name
         elif model:
-            self._chosen = model
             chosen = self.model_named(model)
+            self._usual_model = model
         else:
-            own = spec.model if spec else ""
-            chosen = self.model_named(own or self._chosen)
-        if spec:
-            self._work_as(spec, chosen)
+            chosen = self.model_named(spec.model or self._usual_model)
+        if agent:
+            self._set_spec(spec, chosen)
         elif model:
-            self._work_with(chosen)
+            self._set_model(chosen)
 
-    def _work_as(self, spec: AgentSpec, model: ChatModel) -> None:
+    def _set_spec(self, spec: AgentSpec, model: ChatModel) -> None:
+        """Let another agent work: with its permissions, its steps and this model."""
         self.spec = spec
         permissions = self.permissions
         permissions.agent = list(spec.rules)
@@ -121,10 +121,10 @@ class Crew:
         permissions.memory.clear()  # permission was given to the agent that asked
         steps = spec.max_steps or self.settings.max_steps
         self.agent.limits = replace(self.limits, max_steps=steps)
-        self._work_with(model)
+        self._set_model(model)
 
-    def _work_with(self, model: ChatModel) -> None:
-        """Offer the tools of this model, and its prompt."""
+    def _set_model(self, model: ChatModel) -> None:
+        """Let this model work, with the tools that it is trained on and its prompt."""
         agent = self.agent
         trace = self.options.trace
         self.model = model
@@ -136,10 +136,10 @@ class Crew:
         tools = self.tools_for(model.name, self.spec.read_only)
         if self.subagents:
             tools.append(self.subagents.tool)  # sub-agents have none
-        if self.options.ask and USER_TOOLS:
-            tools.append(USER_TOOLS.ask_user)
-        seen = agent.state.tools.seen  # files as tools have seen them: the new tools go on with it
-        agent.set_tools(TOOLSET(self.permissions.offered(tools), cwd=self.parts.cwd))
+        if self.options.ask and user_tools:
+            tools.append(user_tools.ask_user)
+        seen = agent.state.tools.seen  # what tools have read of the files: it stays known
+        agent.set_tools(ToolsetClass(self.permissions.offered(tools), cwd=self.parts.cwd))
         agent.state.tools.seen = seen
         if trace:
             for secret in self.settings.keys:
@@ -255,5 +255,5 @@ class Crew:
         users = [hooks.in_child() for hooks in self.parts.users_hooks]
         tools = permissions.offered(self.tools_for(model.name, permissions.changes_nothing))
         hooks, _ = self.hooks_for(model, permissions, users)
-        toolset = TOOLSET(tools, cwd=self.parts.cwd, session_id=session_id)
+        toolset = ToolsetClass(tools, cwd=self.parts.cwd, session_id=session_id)
         return Equipment(model, toolset, self.prompt_for(model, spec), hooks)

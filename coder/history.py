@@ -63,7 +63,7 @@ def newest(messages: list[Message]) -> Message:
     return {}
 
 
-def nothing_to_answer(messages: list[Message]) -> str:
+def reason_not_to_answer(messages: list[Message]) -> str:
     """Why a list has nothing that a model could answer; "" if it has."""
     last = newest(messages)
     if not last:

@@ -18,7 +18,7 @@ from coder import events
 from coder.abort import Abort
 from coder.ai import Model
 from coder.events import Events, drain, resolve
-from coder.history import kept_usage, nothing_to_answer, user
+from coder.history import kept_usage, reason_not_to_answer, user
 from coder.hooks import Hooks
 from coder.model_call import ask, end_of
 from coder.providers.errors import RetryPolicy
@@ -139,11 +139,11 @@ def run_steps(run: Run) -> Events[End]:
     queued = yield from resolve(run.hooks.get_steering_messages())
     run.pending += queued
     if not run.pending:  # there has to be something to answer
-        problem = yield from unanswerable(run.messages, run.hooks)
+        problem = yield from reason_not_to_ask(run.messages, run.hooks)
         if problem:
             raise ValueError(f"{problem}: give the run a prompt")
 
-    # The tokens that an earlier run kept with its last answer, for the first on_length
+    # Until the first answer the hook on_length goes by the tokens of an earlier run's last answer
     run.history.repair()
     run.last_usage = kept_usage(run.messages)
 
@@ -183,7 +183,7 @@ def run_step(run: Run) -> Events[End | None]:
     yield from run.add_pending()
     answer = yield from ask(run)
     if isinstance(answer, End):  # no attempt has brought an answer
-        yield run.end_step("error", Usage())  # the word in place of a finish_reason
+        yield run.end_step("error", Usage())  # "error": there is no finish_reason
         return answer
 
     # The calls in it, each of which gets a result
@@ -201,12 +201,12 @@ def run_step(run: Run) -> Events[End | None]:
     return end
 
 
-def unanswerable(messages: list[Message], hooks: Hooks) -> Events[str]:
+def reason_not_to_ask(messages: list[Message], hooks: Hooks) -> Events[str]:
     """Why a model has nothing to answer, also in the list as the hooks convert it; "" if it has."""
-    problem = nothing_to_answer(messages)
+    problem = reason_not_to_answer(messages)
     if problem:  # the hooks may convert a message with a role of the user's own
         converted = yield from resolve(hooks.convert_to_llm(messages))
-        problem = nothing_to_answer(converted)
+        problem = reason_not_to_answer(converted)
     return problem
 
 

@@ -138,8 +138,8 @@ def stream_answer(run: Run) -> Events[Completion]:
             if isinstance(event, events.TextDelta):
                 run.partial.append(event.text)
             yield event
-            if run.abort.reason:  # a model of the user's own may never look
-                run.abort.check()
+            if run.abort.reason:  # without a call for each token
+                run.abort.check()  # a model of the user's own may never do so
     if not is_started:  # an empty answer
         yield events.MessageStart({"role": "assistant", "content": ""})
     answer = stream.value
@@ -149,10 +149,11 @@ def stream_answer(run: Run) -> Events[Completion]:
 
 
 def make_request(run: Run) -> Events[Request]:
-    """The list in the API's form, with the tools, as the hooks change it. The run keeps which tools
-    are offered."""
-    # The hooks choose and convert what is sent. They may have changed the list: it is repaired
-    # again
+    """The request: the list in the API's form, and the tools, both as the hooks change them.
+
+    `run.offered` is set to the tools that are in it.
+    """
+    # The hooks choose and convert what is sent. They may change the list, too: it is repaired again
     chosen = yield from resolve(run.hooks.transform_context(run.messages, run.abort))
     converted = yield from resolve(run.hooks.convert_to_llm(chosen))
     run.history.repair()

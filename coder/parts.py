@@ -51,20 +51,21 @@ if TYPE_CHECKING:
     from coder.permissions.sandbox import Sandbox
     from coder.providers.errors import RetryPolicy
 
-PARALLEL = optional("coder.agent.parallel")
-USER_TOOLS = optional("coder.agent.user_tools")
-TOOLSET: type[Toolset] = PARALLEL.ParallelTools if PARALLEL else Toolset
+parallel = optional("coder.agent.parallel")
+user_tools = optional("coder.agent.user_tools")
+ToolsetClass: type[Toolset] = parallel.ParallelTools if parallel else Toolset
 TOOLS: tuple[Tool, ...] = built_in.TOOLS
 # For models that are trained on apply_patch
 PATCHING: tuple[Tool, ...] = built_in.PATCHING
-if USER_TOOLS:
-    TOOLS = (*TOOLS, USER_TOOLS.todo)
-    PATCHING = (*PATCHING, USER_TOOLS.todo)
+if user_tools:
+    TOOLS = (*TOOLS, user_tools.todo)
+    PATCHING = (*PATCHING, user_tools.todo)
 MADE_LATER = {"task", "ask_user"}  # tools, by name, that Crew makes
 
 
 class Keywords(TypedDict, total=False):
-    """The keywords of Session.open; docs/library.md says what they mean."""
+    """The keywords of Session.open as a program gives them, for type checkers; docs/library.md says
+    what they mean."""
 
     model: str | ChatModel
     agent: str
@@ -91,7 +92,8 @@ class Keywords(TypedDict, total=False):
 
 @dataclass(kw_only=True, eq=False)
 class Options:
-    """The keywords, checked, with their defaults: paths are real, settings and rules are read."""
+    """The Keywords as a session works with them: paths are real, settings and rules are read, and
+    what was not given has its default."""
 
     cwd: Path
     settings: Settings
@@ -121,27 +123,27 @@ def options_of(cwd: str | Path, keywords: Keywords) -> Options:
     folder = Path(os.path.realpath(os.path.expanduser(cwd)))
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {cwd}")
-    plain: dict[str, Any] = dict(keywords)
-    config = plain.pop("config", None)
+    given: dict[str, Any] = dict(keywords)
+    config = given.pop("config", None)
     config_path = Path(os.path.realpath(config)) if config else config_folder()
-    data = plain.pop("data", None)
+    data = given.pop("data", None)
     data_path = Path(os.path.realpath(data)) if data else data_folder()
-    model = plain.pop("model", "")
+    model = given.pop("model", "")
     if not isinstance(model, str | ChatModel):
         raise ConfigError(
             "model is a name or a ChatModel; a model of your own goes into an Agent or run_loop"
         )
     settings = settings_of(
         folder,
-        plain.pop("settings", None),
+        given.pop("settings", None),
         model,
-        plain.pop("sandbox", ""),
+        given.pop("sandbox", ""),
         config_path,
     )
-    rules = plain.pop("rules", ())
+    rules = given.pop("rules", ())
     if isinstance(rules, Mapping):
         rules = rules_of(dict(rules), FLAG)
-    tools = [one if isinstance(one, Tool) else tool(one) for one in plain.pop("tools", ())]
+    tools = [one if isinstance(one, Tool) else tool(one) for one in given.pop("tools", ())]
     return Options(
         cwd=folder,
         settings=settings,
@@ -150,7 +152,7 @@ def options_of(cwd: str | Path, keywords: Keywords) -> Options:
         model=model if isinstance(model, ChatModel) else None,
         rules=rules,
         tools=tools,
-        **plain,
+        **given,  # the others, as they are
     )
 
 
@@ -311,7 +313,7 @@ class Parts:
         return [home for home in homes if home.is_absolute()]
 
     def close(self) -> list[str]:
-        """End what was started; returns what commands have changed since the last one."""
+        """End what was started; returns what was changed after the last command."""
         if self.servers:
             self.servers.close()
         return self.sandbox.since() if self.sandbox else []

@@ -51,14 +51,14 @@ class OpenCall:
     call: ToolCall
     ctx: ToolContext
     is_announced: bool = False  # its ToolStart is out: a ToolEnd has to follow
-    result: ToolResult | None = None  # set with its ToolEnd; for a call not announced, by settle
-    # The newest texts of its ToolUpdates: its output, if it is aborted
+    result: ToolResult | None = None  # None until its ToolEnd, or until `settle` gives it one
+    # The newest texts of its ToolUpdates: the output that is kept, if it is aborted
     updates: deque[str] = field(default_factory=lambda: deque(maxlen=100))
 
-    # Seconds. The tool's own are without those of hooks and of the user's replies
-    tool_began: float | None = None  # by the monotonic clock; None: the tool is not running
-    user_seconds: float = 0.0
-    tool_seconds: float = 0.0
+    # By the monotonic clock, in seconds
+    tool_began: float | None = None  # None: the tool is not running
+    user_seconds: float = 0.0  # in which the user replied to its questions
+    tool_seconds: float = 0.0  # in which it ran, without hooks and without `user_seconds`
 
     def begin_tool(self) -> None:
         self.tool_began = time.monotonic()

@@ -117,11 +117,11 @@ class Session:
             made.subagents.load = made.load_child
         wants_title = self.settings.titles and options.keep and not options.one_task
         if wants_title and optional("coder.agent.titles"):
-            made.make_title = self._make_title
+            made.make_titler = self._make_titler
         if options.resume:
-            self._continue(keep_agent=bool(options.agent))
+            self._continue(as_its_agent=not options.agent)
 
-    def _make_title(self, prompt: str) -> Titler:
+    def _make_titler(self, prompt: str) -> Titler:
         from coder.agent.titles import Titler  # it may be deleted
 
         spec = self.parts.agents["title"]
@@ -137,7 +137,7 @@ class Session:
     def close(self) -> None:
         """End the run, write what is left of the conversation, stop what was started.
 
-        `notices` has then what commands have changed since the last one. Can be called twice.
+        `notices` has then what was changed after the last command. Can be called twice.
         """
         if self._is_closed:
             return
@@ -160,8 +160,8 @@ class Session:
         """One run: its events, the last of which is `run_end`; the generator returns its RunResult.
 
         `cancel` counts from here on. `images` and `output` are as in Agent.prompt. Raises
-        RuntimeError during a run. A question waits for its answer: that of its `reply`, before the
-        next event is taken, or that of `answer`.
+        RuntimeError during a run. A question waits until it is answered: by its own `reply`, before
+        the next event is taken, or by `answer`.
         """
         self._check_idle()
         # However the plan was left: what was denied in it is still in the conversation
@@ -358,13 +358,13 @@ class Session:
     def undo(self) -> UndoResult:
         """Take back what the last run changed in the folder, and its messages. Raises RuntimeError
         during a run."""
-        return self._travel(self._kept_conversation().snapshots.undo)
+        return self._undo_or_redo(self._kept_conversation().snapshots.undo)
 
     def redo(self) -> UndoResult:
         """Do again what was undone last."""
-        return self._travel(self._kept_conversation().snapshots.redo)
+        return self._undo_or_redo(self._kept_conversation().snapshots.redo)
 
-    def _travel(self, change: Callable[[list[Message]], UndoResult]) -> UndoResult:
+    def _undo_or_redo(self, change: Callable[[list[Message]], UndoResult]) -> UndoResult:
         result = change(self.messages)
         self.settle()
         return result
@@ -375,15 +375,15 @@ class Session:
             raise CoderError("conversations are not available: their modules were deleted")
         return self.conversation
 
-    def _continue(self, keep_agent: bool = False) -> None:
-        """Go on with the resumed conversation: as its agent, unless another one was named."""
+    def _continue(self, as_its_agent: bool = True) -> None:
+        """Go on with the resumed conversation, as its agent or as the present one."""
         self._forget()
         assert self.conversation
         name = self.conversation.recorder.info.agent
         folder = self.conversation.began_elsewhere
         spec = self.parts.agents.get(name)
         self._was_planning = bool(spec and spec.read_only)
-        if not keep_agent and name != self.spec.name and name in self.parts.primary:
+        if as_its_agent and name != self.spec.name and name in self.parts.primary:
             self.use(agent=name)
             self.notices.append(f"Agent {name} continues: {self.spec.description}.")
         if folder:

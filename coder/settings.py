@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # What a text has to match as a whole, and what reads it; raises ValueError, OSError or TypeError
 # for what is no value
-Kind = tuple[str, Callable[[str], Any]]
+Form = tuple[str, Callable[[str], Any]]
 
 # Context windows in tokens, by the beginning of the model's name; the first that fits counts.
 WINDOWS = (
@@ -150,21 +150,21 @@ def read_prices(path: str) -> dict[str, Price]:
 # ---- the table -----------------------------------------------------------------------------------
 
 
-WHOLE: Kind = (r"\d{1,12}", int)
-NUMBER: Kind = (r"\d{1,12}(\.\d+)?", float)
-SWITCH: Kind = ("on|off", lambda text: text.lower() == "on")
-LEVEL: Kind = ("|".join(LEVELS), str.lower)
-SANDBOX: Kind = ("auto|on|off", str.lower)
-CLIENT: Kind = ("direct|openai", str.lower)
-PLAIN: Kind = ("[!-~]+", str)
+WHOLE: Form = (r"\d{1,12}", int)
+NUMBER: Form = (r"\d{1,12}(\.\d+)?", float)
+SWITCH: Form = ("on|off", lambda text: text.lower() == "on")
+LEVEL: Form = ("|".join(LEVELS), str.lower)
+SANDBOX: Form = ("auto|on|off", str.lower)
+CLIENT: Form = ("direct|openai", str.lower)
+PLAIN: Form = ("[!-~]+", str)
 HOST = r"([^\s/@?#\\]*@)?([\w.-]+|\[[0-9a-f:.]+\])(:[1-9]\d{0,4})?"
-ADDRESS: Kind = (rf"https?://{HOST}([/?#][!-~]*)?", str)
+ADDRESS: Form = (rf"https?://{HOST}([/?#][!-~]*)?", str)
 ANY = "(?s).*"
 
 
 def setting(
     default: Any,
-    kind: Kind,
+    form: Form,
     help: str,  # noqa: A002 (what it is)
     value: str | None = None,
 ) -> Any:
@@ -173,7 +173,7 @@ def setting(
     """
     return SimpleNamespace(
         default=default,
-        kind=kind,
+        form=form,
         help=help,
         value=value,
     )
@@ -258,7 +258,7 @@ def field_of(name: str) -> str:
 def value_of(name: str, text: str, flag: str = "") -> Any:
     """The value of a setting. Raises ConfigError, which names the setting or the flag."""
     row = SETTINGS[name]
-    pattern, convert = row.kind
+    pattern, convert = row.form
     try:
         if not re.fullmatch(pattern, text, re.A | re.I):
             raise ValueError

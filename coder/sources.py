@@ -62,7 +62,7 @@ def load(
     sources = read_sources(cwd, flags, config)
     server = server_source(sources, config) if needs_server else ""
     values = {}
-    for name, (text, _) in choose(sources, server).items():
+    for name, (text, _) in choose_texts(sources, server).items():
         values[field_of(name)] = value_of(name, text)
     settings = Settings(**values)
     check_address(settings)
@@ -231,7 +231,7 @@ def advise_pairing(
     return f"{'; '.join(problems)}. {rule}: {ways}"
 
 
-def choose(sources: Sources, server: str) -> dict[str, tuple[str, str]]:
+def choose_texts(sources: Sources, server: str) -> dict[str, tuple[str, str]]:
     """The text of each setting, with its source; `server` is the source of the key."""
     found = {}
     for source in (FOLDER, USER, ENVIRONMENT):  # a later one counts more

@@ -89,8 +89,8 @@ def run_tools(run: Run) -> Events[End | None]:
 def announce_call(run: Run, opened: OpenCall) -> Events[ToolResult | None]:
     """Bring the arguments of a call to the types of its tool, and report its start.
 
-    For arguments that do not fit, returns the failure, which start_call makes the result; the event
-    has {}.
+    If they do not fit, the event has {} for them, and the failure is returned: start_call makes it
+    the result.
     """
     call = opened.call
     failure: ToolResult | None = None

@@ -122,9 +122,10 @@ class Request:
     """One model call as the loop asks for it. A before_llm_call hook may change any field.
 
     `messages` were repaired before; what the hook changes is sent as it is. `tools` are the API's
-    tool schemas: a tool that a hook takes out is not run, and a Tool or a function that it adds is.
-    `reasoning` "off" leaves it to the server. `session_id` names the conversation for the
-    provider's cache. `options` are further body fields (temperature, ...), in the API's names.
+    tool schemas. If a hook takes one out, this tool is not run; if it adds a Tool or a function,
+    the model can call it. `reasoning` "off" leaves it to the server. `session_id` names the
+    conversation for the provider's cache. `options` are further body fields (temperature, ...), in
+    the API's names.
     """
 
     messages: list[Message]
@@ -200,15 +201,15 @@ class DeniedError(ToolError):
 class Limits:
     """Limits of one run. `max_seconds` None is no limit.
 
-    `max_errors` counts the errors at one answer. An empty answer with a finish_reason is none, and
-    neither is, for a time, a server that still loads its model.
+    `max_errors` counts the errors at one answer. Not counted: an empty answer with a finish_reason,
+    and, for a time, a server that still loads its model.
     """
 
     max_steps: int = 25
     max_seconds: float | None = None
     max_errors: int = 5
     max_compactions: int = 2  # between two answers
-    # Equal calls in a row: the last of so many is not run, if the results before it were equal
+    # So many equal calls in a row: the last one is not run, if those before it had equal results
     doom_loop_threshold: int = 3
     max_output: int = 30_000  # characters of one tool result that the model sees
 

@@ -359,6 +359,12 @@ def test_the_user_can_override_fields(
     assert facts(base_url, "m", **profile) == facts(base_url, "m") | differences
 
 
+def test_an_empty_thought_between_tags_leaves_nothing_in_the_request() -> None:
+    answer = said("Done.", "assistant", think_tag="")
+    made = sent([said("go"), answer, said("on")], echoed=["think_tag"])
+    assert made[1] == said("Done.", "assistant")
+
+
 @pytest.mark.parametrize(
     ("profile", "text"),
     [

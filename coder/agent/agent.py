@@ -38,7 +38,7 @@ from coder.ai import ChatModel, Model
 from coder.arguments import Schema
 from coder.events import Event, Events, drain
 from coder.hooks import FunctionHooks, HookChain, Hooks
-from coder.loop import run_loop, unanswerable
+from coder.loop import reason_not_to_ask, run_loop
 from coder.providers.errors import RetryPolicy
 from coder.providers.request import REASONING_BUDGETS
 from coder.types import Budget, Limits, Message, Reasoning, RunResult, T, V
@@ -189,7 +189,7 @@ class Agent:
         Raises ValueError if there is nothing to go on with: no message, or a finished answer.
         """
         token = self._begin(abort)
-        problem = drain(unanswerable(self.state.messages, self.hooks))
+        problem = drain(reason_not_to_ask(self.state.messages, self.hooks))
         if problem and not self.has_queued_messages:
             raise ValueError(f"{problem}: prompt the agent, or queue a message")
         messages = []

@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return process.INTERRUPTED
     except BrokenPipeError:  # the reader of the output has left, or the disk is full
-        # What it still holds must not fail once more at the very end
+        # What stdout still holds must not fail once more at the very end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -221,17 +221,17 @@ def decide_mode(arguments: argparse.Namespace, prompt: str) -> None:
     """Add to the arguments what follows from them. Raises ConfigError for what cannot be done.
 
     `one_task`: answer and exit, open no session. `can_ask`: there is a screen for questions.
-    `is_older`: a conversation is continued.
+    `is_resumed`: a conversation is continued.
     """
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if arguments.interactive and not terminal:
         raise ConfigError("-i needs a terminal")
-    is_wanted = prompt or arguments.print or not terminal
-    arguments.one_task = bool(is_wanted) and not arguments.interactive
+    has_task = prompt or arguments.print or not terminal
+    arguments.one_task = bool(has_task) and not arguments.interactive
     if arguments.one_task:
         check_task(arguments, prompt)
     arguments.can_ask = terminal and shows_questions(arguments)
-    arguments.is_older = arguments.continue_ or arguments.resume is not None
+    arguments.is_resumed = arguments.continue_ or arguments.resume is not None
     check_together(arguments)
 
 
@@ -246,7 +246,7 @@ def check_together(arguments: argparse.Namespace) -> None:
     """Raises ConfigError for flags that cannot be used together, or not without a screen."""
     if arguments.step and not arguments.can_ask:
         raise ConfigError("--step needs a terminal, and no -q or --output-format")
-    if arguments.is_older and arguments.no_session:
+    if arguments.is_resumed and arguments.no_session:
         flag = "-c" if arguments.resume is None else "-r"
         raise ConfigError(f"--no-session and {flag} cannot be used together")
 
@@ -290,12 +290,12 @@ def run_interactive(settings: Settings, arguments: argparse.Namespace, first: st
     _load_later()
     process.raise_on_sigint()
     at_once = []
-    if first or arguments.is_older:
+    if first or arguments.is_resumed:
         at_once.append(first)
     try:
         for entry in itertools.chain(at_once, keyboard.entries()):
             try:
-                the_repl().begin(first)
+                the_repl().begin(first)  # once, before the first entry
                 the_repl().take(entry)
             except KeyboardInterrupt:  # between an entry and its run: the entry is given up
                 first = ""
@@ -336,7 +336,7 @@ def _load_later() -> None:
     def import_all() -> None:
         path = config_folder() / "mcp.json"
         if path.exists() and (mcp := optional("coder.extend.mcp")):
-            mcp.start(path, Path.cwd())  # its programs start meanwhile
+            mcp.start(path, Path.cwd())  # its programs start meanwhile; open_session gets them
         for name in ("rich.cells", "coder.cli.repl"):
             optional(name)
 

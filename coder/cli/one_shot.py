@@ -246,7 +246,7 @@ def exit_code_of(result: RunResult) -> int:
 
 
 def print_answer(result: RunResult, is_quiet: bool) -> None:
-    """Print what progress has not shown: the answer, and in place of progress why there is none."""
+    """Print the answer, if no terminal has shown it; with -q also why a run did not end well."""
     ended_well = result.stop_reason == "stop"
     to_terminal = sys.stdout.isatty()
     # If the run did not end well, its text may be the program's, not the model's

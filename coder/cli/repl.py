@@ -90,10 +90,10 @@ class Repl:
         arguments = self.arguments
         if arguments.resume == "":
             self.commands.run("resume", "")
-        elif arguments.is_older:
+        elif arguments.is_resumed:
             self.replay()
         self.show_notices()
-        if arguments.is_older:
+        if arguments.is_resumed:
             self.screen.line()
         if first:
             self.screen.entry(first)

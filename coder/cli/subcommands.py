@@ -52,7 +52,7 @@ def config(words: Sequence[str]) -> int:
         sources.load(Path.cwd())
     except settings.ConfigError as error:
         problem = f"# Missing or wrong: {error}\n"
-    chosen = sources.choose(found, server)
+    chosen = sources.choose_texts(found, server)
     _print(f"# For {settings.config_folder()}/.env, which only you should be able to read")
     for name, setting in settings.SETTINGS.items():
         text, source = chosen.get(name, ("", ""))

@@ -99,8 +99,8 @@ class Assembler:
     def _only_text(self, chunk: JsonObject) -> str:
         """The text of a chunk that has nothing else, "" for any other.
 
-        Most chunks are so, but not the first text of an answer: until it has begun, a <think> tag
-        may come. This runs for each token: dense, since it saves the whole way below.
+        Most chunks are like this, but not the first text of an answer: until it has begun, a
+        <think> tag may come. This runs for each token: dense, since it saves the whole way below.
         """
         choices = chunk.get("choices")
         if type(choices) is not list or len(choices) != 1 or self._tag.state != "text":

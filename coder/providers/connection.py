@@ -36,7 +36,7 @@ CONNECT_TIMEOUT = 10.0  # seconds, for the connection and for each handshake
 PORTS = {"http": 80, "https": 443}
 HEAD_START = 0.25  # seconds of an address before the next one (RFC 8305)
 # seconds that an idle connection is kept: a NAT may have forgotten it later, and nobody says so
-KEPT = 5.0
+KEEP_FOR = 5.0
 # It also runs while the machine sleeps, on macOS by itself
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # By option, as far as the system has it: a connection whose other side is gone ends after 90 s
@@ -48,7 +48,7 @@ PROBES = {
 }
 # seconds: if a kept connection ends so soon after a request was sent, the server has not begun to
 # work on it, and it is sent again
-RESENT = 1.0
+RESEND_WITHIN = 1.0
 SWITCHING = 101  # a status below 200 after which nothing of HTTP comes
 TOO_IDLE = 408  # the status with which some servers end a kept connection
 NO_BODY = (204, 304)  # statuses of answers without one, whatever the headers say
@@ -64,7 +64,7 @@ class Server:
         self.url = url
         self.redact = redact
         self.is_secure = urlsplit(url).scheme == "https"
-        self.answered = False  # at least once
+        self.has_answered = False  # at least once
         self._kept: list[tuple[socket.socket, float]] = []  # and until when
 
     def __del__(self) -> None:
@@ -73,10 +73,10 @@ class Server:
 
     def keep(self, sock: socket.socket, headers: Mapping[str, str]) -> None:
         """Keep a connection for the next request, not longer than the server's headers promise."""
-        seconds = KEPT
+        seconds = KEEP_FOR
         promised = re.search(r"timeout\s*=\s*(\d{1,9})", headers.get("keep-alive", ""), re.I)
         if promised:
-            seconds = min(KEPT, int(promised[1]))
+            seconds = min(KEEP_FOR, int(promised[1]))
         self._kept.append((sock, time.clock_gettime(CLOCK) + seconds))
 
     def take(self) -> socket.socket | None:
@@ -114,7 +114,7 @@ class Server:
 
         failure = tls_failure(error, shown_url(self.url))
         if failure:
-            failure.retryable = self.answered
+            failure.retryable = self.has_answered
         return failure
 
     def _failure_of(self, cause: Exception, proxy: Proxy | None) -> ModelError:
@@ -135,7 +135,7 @@ class Server:
         return ModelError(
             "network",
             message,
-            retryable=self.answered,
+            retryable=self.has_answered,
             advice=advice,
         )
 
@@ -201,8 +201,8 @@ def _dial(url: SplitResult) -> socket.socket:
 
 
 def _look_up(url: SplitResult) -> list[tuple[Any, ...]]:
-    """The addresses of a host, as getaddrinfo has them, but by turns of both families: of one all
-    may be dead."""
+    """The addresses of a host, as getaddrinfo has them, but in turns from its two families: all of
+    one may be dead."""
     host = url.hostname or ""
     # For a str, Python loads its tables of international names (4 ms)
     name = host.encode() if host.isascii() else host
@@ -296,13 +296,13 @@ class HttpExchange:
         """Send a request and read the head of its answer. Raises ModelError or Aborted."""
         server = self.server
         closed = f"the connection to {shown_url(server.url)} was closed before an answer"
-        perhaps_tls = not (server.answered or server.is_secure)
+        perhaps_tls = not (server.has_answered or server.is_secure)
         with self._as_model_error(closed, PERHAPS_TLS if perhaps_tls else ""):
             if not self._send_over_kept(message):
                 has_answer = self._try_on(server.open(self._seconds_left), message)
                 if not has_answer:
                     raise ConnectionError
-        server.answered = True
+        server.has_answered = True
 
     def _send_over_kept(self, message: bytes) -> bool:
         """False if no kept connection is left. Raises ConnectionError if one was ended while the
@@ -310,7 +310,7 @@ class HttpExchange:
         sock = self.server.take()
         while sock:
             has_answer = self._try_on(sock, message)
-            is_late = time.monotonic() - self._asked_at >= RESENT
+            is_late = time.monotonic() - self._asked_at >= RESEND_WITHIN
             if has_answer and (is_late or self.status_code != TOO_IDLE):
                 return True
             if is_late:

@@ -193,7 +193,7 @@ def _unchunk(incoming: Incoming) -> Iterator[bytes]:
 
 
 def _check_beginning(data: bytearray) -> None:
-    """Of what is no head of a chunk yet. Raises ValueError if it cannot become one."""
+    """Raises ValueError for data in which the head of a chunk is not whole and cannot become so."""
     if b"\n" in data[2:] or len(data) > MAX_CHUNK_HEAD:
         raise ValueError("no chunk begins here")
 

@@ -64,7 +64,7 @@ class Encoded:
     data: bytearray = field(default_factory=bytearray)
     rounds: list[Round] = field(default_factory=lambda: [NOTHING])
 
-    def drop(self, unchanged: int) -> None:
+    def drop_after(self, unchanged: int) -> None:
         """Keep the rounds within so many messages, without the last one, which may go on."""
         while self.rounds[-1].end > unchanged:
             self.rounds.pop()
@@ -93,8 +93,8 @@ class RequestEncoder:
         self.profile = profile
         self.extra = extra
         self.reasoning_budgets = reasoning_budgets
-        # One entry, by the members that its request was without. A request takes it out while it
-        # changes it: so no other thread has it, and what an interrupt leaves half-done is not used
+        # The newest request's, by the members that were rejected. It is taken out while it is
+        # changed: no other thread has it then, and what an interrupt leaves half-done is not used
         self._encoded: dict[frozenset[str], Encoded] = {}
         self._tools: tuple[Any, bytes] = (None, b"")  # those of the newest request, and their JSON
 
@@ -132,10 +132,10 @@ class RequestEncoder:
         if profile.cache_key and request.session_id:
             body["prompt_cache_key"] = request.session_id[:64]
         options = self._usable_options(request)
-        body |= thinking(profile, request.reasoning, self.reasoning_budgets)
+        body |= _reasoning_members(profile, request.reasoning, self.reasoning_budgets)
         body |= self.extra
         body |= options
-        unwanted = {"messages", *OUTPUT_LIMITS, *(rejected - NEEDED)}  # the conversation's follow
+        unwanted = {"messages", *OUTPUT_LIMITS, *(rejected - NEEDED)}  # messages come last
         body = {name: value for name, value in body.items() if name not in unwanted}
         return body | self._output_limit(options, rejected)
 
@@ -168,10 +168,10 @@ class RequestEncoder:
         return {}
 
     def _encode_messages(self, messages: list[Message], rejected: frozenset[str]) -> Encoded:
-        """What the newest request has in common with this one is not encoded again."""
+        """The bytes of the messages. What the newest request had, too, is not encoded again."""
         # What is common
         encoded = self._encoded.pop(rejected, None) or Encoded()
-        encoded.drop(common_prefix(encoded.messages, messages))
+        encoded.drop_after(common_prefix(encoded.messages, messages))
         last = encoded.rounds[-1]
 
         # The rounds after it
@@ -202,7 +202,7 @@ def _system_texts(messages: list[Message]) -> list[str]:
     return [text_of(message) for message in messages if message["role"] in SYSTEM]
 
 
-def thinking(
+def _reasoning_members(
     profile: Profile,
     level: Reasoning,
     reasoning_budgets: Mapping[str, int],
@@ -301,14 +301,14 @@ def _convert_answer(
     unwanted: frozenset[str],
 ) -> Message:
     """Only the members that go back, content in the server's form, ids that fit."""
-    thought = message.get(THINK) if THINK not in unwanted else None
-    if thought or not unwanted.isdisjoint(message):
-        message = {k: v for k, v in message.items() if k not in unwanted and k != THINK}
-    if thought:
-        message["content"] = f"<think>{thought}</think>\n\n{message.get('content') or ''}"
-    if message.get("tool_calls"):
-        return _convert_calls(message, profile, unwanted)
-    return message
+    made = {name: value for name, value in message.items() if name not in unwanted}
+    # Thoughts that came between tags, and are wanted, go back between tags in the text
+    thoughts = made.pop(THINK, "")
+    if thoughts:
+        made["content"] = f"<think>{thoughts}</think>\n\n{made.get('content') or ''}"
+    if made.get("tool_calls"):
+        return _convert_calls(made, profile, unwanted)
+    return made
 
 
 def _convert_calls(

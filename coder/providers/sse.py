@@ -71,7 +71,7 @@ def read_answer(
     idle_timeout: float,
     tap: Tap | None,
 ) -> Iterator[Event]:
-    """Feed a response to the assembler; the deltas of it. Raises ModelError or Aborted.
+    """Feed a response to the assembler; yields its deltas. Raises ModelError or Aborted.
 
     This waits for the first text, which says how the answer is read.
     """

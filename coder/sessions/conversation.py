@@ -44,7 +44,7 @@ class Conversation:
     there.
 
     `data` is the program's data folder; `tell` gets lines for the user. `one_task`: there is one
-    run only. `agent_name`, `make_title` (of the first prompt), `count_usage` (which gets the
+    run only. `agent_name`, `make_titler` (of the first prompt), `count_usage` (which gets the
     events of hidden agents) and `subagents` are set by the session, before its first run.
     """
 
@@ -64,7 +64,7 @@ class Conversation:
         self.tell = tell
         self.one_task = one_task
         self.agent_name = ""
-        self.make_title: Callable[[str], Titler] | None = None
+        self.make_titler: Callable[[str], Titler] | None = None
         self.count_usage: Callable[[Event], None] = lambda event: None
         self.subagents: Subagents | None = None
         self.titler: Titler | None = None
@@ -92,7 +92,7 @@ class Conversation:
         self._adopt(self._new())
 
     def resume(self, which: str) -> SessionInfo | None:
-        """Continue the one with this id, or beginning of one; None if it is the present one.
+        """Continue the one that `Store.find` finds; None if it is the present one.
 
         Raises StoreError; then the present one stays.
         """
@@ -105,8 +105,10 @@ class Conversation:
         return info
 
     def newest(self) -> str:
-        """The id of the newest conversation of the folder, of a session the newest that is no
-        single task. Raises StoreError."""
+        """The id of the newest conversation of the folder. Raises StoreError.
+
+        A session passes over single tasks, one task does not.
+        """
         infos = self.store.sessions(str(self.folder), 1 if self.one_task else 1000)
         users = "SELECT 1 FROM message WHERE session = ? AND role = 'user'"
         query = f"{users} AND NOT instr(data, ?) LIMIT 1"
@@ -220,8 +222,8 @@ class Conversation:
 
     def _begin_title(self, message: Message) -> None:
         has_title = self.titler or self.recorder.info.title
-        if self.make_title and not has_title:
-            self.titler = self.make_title(text_of(message))
+        if self.make_titler and not has_title:
+            self.titler = self.make_titler(text_of(message))
 
     def _take_title(self) -> None:
         if self.titler and self.titler.title:

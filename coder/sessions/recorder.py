@@ -68,8 +68,8 @@ class Recorder:
         self.problem = ""
         self.taken = False  # by an Agent, whose conversation it is
         self._rows: list[Row] | None = None  # None: what is in the file has to be read
-        self._written: list[Message] = []  # those of the rows
-        self._generation = 0  # of the file in which they are
+        self._written: list[Message] = []  # the messages of the rows, the same objects
+        self._generation = 0  # of the file that was read: the store may begin a new one
         self._waiting: list[Event] = []  # for the next transaction
         self._calls: dict[str, int] = {}  # the newest part of each call id
         self._lock = SessionLock(store.path, info.id)
@@ -136,17 +136,23 @@ class Recorder:
                 self.tell("The conversation is saved again.")
 
     def _write(self) -> None:
+        # The rows as they are in the file
         rows = self._rows
         if rows is None or self._generation != self.store.generation:
             rows = self._match(self._read_rows())
             self._written = [row.message for row in rows]
+
         # Unknown until all is done: after a failure or an interrupt the file is read again
         self._rows = None
+
+        # Nothing to do: the list has the same messages, none changed in place, and no event waits
         known = self._count_known()
         is_same = len(rows) == len(self.messages) == known
         if is_same and not self._waiting and all(row.copy == row.message for row in rows):
             self._rows = rows
             return
+
+        # The session, its messages and what the events say, or nothing of it
         info = replace(self.info, updated=now(), usage=self._usage())
         with self.store.transaction() as db:
             info.write(db)
@@ -211,7 +217,7 @@ class Recorder:
         """Bring `rows`, also in the file, to what the list and the waiting events say, in a
         transaction. `known`: see `_count_known`.
         """
-        if not self._is_in_run():
+        if not self._is_in_run():  # else the list has only grown
             for row in rows:
                 if row.copy != row.message:  # it was changed in place
                     _update(db, "message", row.id, data=dumps(row.message))

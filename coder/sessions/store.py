@@ -181,9 +181,9 @@ class Store(Database):
     def ending(self, session_id: str) -> tuple[str, str]:
         """The newest question and the answer to it, or "": the beginnings of their texts, in a line
         each."""
-        chosen = ACTIVE.replace("AND active", "AND role IN ('user', 'assistant') AND active")
+        condition = "AND role IN ('user', 'assistant') ORDER BY position DESC"
         texts: dict[str, str] = {}
-        for row in self.rows(f"{chosen} DESC LIMIT {MAX_ENDING}", session_id):
+        for row in self.rows(f"{ACTIVE} {condition} LIMIT {MAX_ENDING}", session_id):
             text = _first_words(row["data"])
             if text:
                 texts.setdefault(row["role"], text)
@@ -225,7 +225,7 @@ class Store(Database):
 
     def rows_sent(self, session_id: str) -> list[Row]:
         """The active rows of a session; the message of one that cannot be used is empty."""
-        found = self.rows(ACTIVE, session_id)
+        found = self.rows(f"{ACTIVE} ORDER BY position", session_id)
         rows = []
         for row, value in zip(found, loaded_all([row["data"] for row in found])):
             message = checked_message(value)
