@@ -749,6 +749,7 @@ MADE: dict[str, list[str]] = {
     "moved and changed": ["mv known made; echo more >> made", "mv d made2; echo >> made2/e"],
     "moved out and in": ["mv known ../made", "mv ../made made; echo more >> made"],
     "by another name": ["ln known made", "rm known; echo more >> made"],
+    "a second name of a link": ["ln -P link made", "ln -fP link known"],
 }
 
 
@@ -766,6 +767,7 @@ def test_what_a_run_has_made_or_moved_is_taken_back_however_old_it_looks(
     desk.put(
         {".gitignore": ".env\nbuild/\n", "known": "k", "d/e": "e", ".env": "1", "build/b": "b"}
     )
+    (desk.folder / "link").symlink_to("nowhere")
     git(desk.folder, "init", "-q")
     git(desk.folder, "add", "-A")
     git(desk.folder, "commit", "-qm", "x")
