@@ -339,4 +339,6 @@ def test_every_event_is_shown_in_the_terminal_or_is_known_to_be_silent() -> None
 def test_every_setting_is_read_by_another_module() -> None:
     inner = {"CODER_PRICES", "CODER_ALLOW_HTTP"}  # by `price_of` and `load`
     read = names_in(*(FILES.keys() - {"coder.settings", "coder.sources"}))
-    assert {name for name in SETTINGS if field_of(name) not in read} == inner
+    assert {name for name in SETTINGS if field_of(name) not in read} == inner, (
+        "use the value (`settings.NAME`) in the module that it is for"
+    )
