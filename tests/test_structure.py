@@ -293,7 +293,7 @@ def test_type_checkers_see_the_same_names() -> None:
     homes = {
         (name, f"coder.{home}") for home, names in coder.HOMES.items() for name in names.split()
     }
-    assert typed == homes
+    assert typed == homes, "a line of __init__.pyi for each name of HOMES in __init__.py"
     assert sorted(name for name, _ in homes) == coder.__all__
 
 
