@@ -38,7 +38,10 @@ def test_rules_say_what_is_offered(name: str, mode: str, hidden: bool, tools: li
     assert spec.hidden == hidden
     assert len(BUILT_IN) == 7
     offered = Permissions(agent=spec.rules, yolo=True).offered(TOOLS)
-    assert [each.name for each in offered] == tools
+    assert [each.name for each in offered] == tools, (
+        f"if {name} should have other tools now, change READING, WRITING or its row; "
+        "what it must not have is denied in its rules (coder/agent/profiles.py)"
+    )
     assert (spec in choices(BUILT_IN, "primary", "subagent")) is not hidden
 
 

@@ -98,9 +98,11 @@ def test_every_command_answers_in_rows_that_fit(tmp_path: Path, columns: int) ->
                 ]
             session.enter("/exit")
             assert session.exit_code() == 0
-    assert not torn
+    assert not torn, "too wide for the terminal: shorten the words of a help, or cut with one_line"
     driven = {entry.lstrip(CLEAR + "/").split()[0] for entry, _, _ in DRIVEN}
-    assert COMMANDS.keys() - driven == {"exit", "step"}  # test_step.py has the latter
+    assert COMMANDS.keys() - driven == {"exit", "step"}, (  # test_step.py has the latter
+        "add a row to DRIVEN"
+    )
 
 
 # ---- /copy, /last N and /review ------------------------------------------------------------------

@@ -380,6 +380,8 @@ def test_the_policy_doubles_with_jitter_up_to_a_cap_and_never_waits_less_than_it
             or 0
             for _ in range(50)
         ]
-        assert most * 0.75 <= min(delays) < max(delays) <= most
+        assert most * 0.75 <= min(delays) < max(delays) <= most, (
+            'if the waits changed, change "Waiting and retries" in docs/servers.md, too'
+        )
     assert [policy.delay(asking(wait), 1) for wait in (9, 60, 61)] == [9, 60, None]
     assert policy.delay(ModelError("auth", ""), 1) is None

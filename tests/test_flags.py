@@ -176,7 +176,7 @@ def test_every_flag_is_driven() -> None:
     assert [names for names in known if not driven & {*names}] == [
         ["--demo"],  # test_demo.py
         ["--step"],  # test_step.py
-    ]
+    ], "add the flag to one of STARTS"
 
 
 def test_an_agent_that_is_not_there_is_reported_in_the_place_of_the_prompt(tmp_path: Path) -> None:

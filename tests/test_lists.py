@@ -229,8 +229,8 @@ def test_a_projects_env_may_set_what_the_document_says(project: Path) -> None:
     assert found.api_key == "k"
     assert found.model == "m"
     assert "(only the key, the server and the model)" in PAGES["docs/settings.md"]
-    assert {*TABLE} == {*SETTINGS}
-    assert {*VALUES} | {*OF_A_FOLDER} == {*TABLE}
+    assert {*TABLE} == {*SETTINGS}, "one row each in docs/settings.md"
+    assert {*VALUES} | {*OF_A_FOLDER} == {*TABLE}, "add a value to VALUES"
 
 
 NOTHING = re.findall(

@@ -720,10 +720,14 @@ def test_every_built_in_tool_declares_its_permission() -> None:
             members = vars(importlib.import_module(each.name)).values()
             found |= {made.name: made for made in members if isinstance(made, Tool)}
     assert {made.name for made in (*parts.TOOLS, *parts.PATCHING)} < {*found}
-    assert [name for name, made in found.items() if not made.permission] == []
+    assert [name for name, made in found.items() if not made.permission] == [], (
+        'declare it: @tool(permission="KIND", default="ask")'
+    )
     defaults = {made.permission: made.default for made in found.values()}
     allowed = ["read", "task", "todo", "ask_user"]
-    assert defaults == dict.fromkeys(["edit", "bash"], "ask") | dict.fromkeys(allowed, "allow")
+    assert defaults == dict.fromkeys(["edit", "bash"], "ask") | dict.fromkeys(allowed, "allow"), (
+        "add a new kind here, with its default"
+    )
 
 
 def test_a_default_is_a_word_that_is_known() -> None:

@@ -409,7 +409,8 @@ def test_every_link_leads_somewhere(page: str) -> None:
 
 
 def test_the_readme_is_short_and_leads_to_every_page_and_folder() -> None:
-    assert len(PAGES["README.md"].splitlines()) < 250
+    lines = len(PAGES["README.md"].splitlines())
+    assert lines < 250, "shorten another part of README.md, or move it to docs/"
     folders = {str(path.relative_to(ROOT)) for path in (ROOT / "coder").glob("*/__init__.py")}
     assert {*PAGES, *folders} - {"README.md"} <= set(links("README.md"))
 
@@ -439,7 +440,7 @@ def test_the_reading_guide_names_every_file_of_the_core_and_what_is_in_it() -> N
 def test_the_table_of_flags_is_the_parser() -> None:
     shown = {word.split()[0] for row in rows("README.md", "flag") for word in quoted(row[0])}
     known = {name for action in parser()._actions for name in action.option_strings}
-    assert shown == known
+    assert shown == known, "change the table of flags in README.md"
 
 
 def test_the_tables_of_commands_are_the_program() -> None:
@@ -451,10 +452,10 @@ def test_the_tables_of_commands_are_the_program() -> None:
         screen=None,
     )
     known = Commands(repl).table
-    assert shown == set(known)
+    assert shown == set(known), "change the table of slash commands in README.md"
     second = PAGES["README.md"].split("\n| command |")[2].split("\n\n")[0]
     subcommands = set(re.findall(r"^\| `coder ([a-z-]+)", second, re.M))
-    assert subcommands == set(SUBCOMMANDS)
+    assert subcommands == set(SUBCOMMANDS), "change the table of `coder ...` in README.md"
     also = re.findall(r"`/(\w+)[^|]*\|[^|\n]*\(also `/(\w+)`\)", PAGES["README.md"])
     assert also
     assert all(ALIASES[alias] == name for name, alias in also)
@@ -469,10 +470,12 @@ def test_every_built_in_tool_and_its_kind_is_named_in_the_documents() -> None:
     assert kinds
     docstring = str(coder.tools.__doc__).partition("\n\n")[0]
     for tool in (*TOOLS, *PATCHING):
-        assert re.search(rf"\b{tool.name}\b", folder[0]), "its row in README.md"
-        assert re.search(rf"\b{tool.name}\b", docstring), "the docstring of tools/__init__.py"
-        assert f"`{tool.name}`" in sentence[0], "the sentence in docs/library.md"
-        assert f"`{tool.permission}`" in kinds[0], "the kinds in docs/security.md"
+        assert re.search(rf"\b{tool.name}\b", folder[0]), "add it to the row of tools/ in README.md"
+        assert re.search(rf"\b{tool.name}\b", docstring), (
+            "add it to the docstring of tools/__init__.py"
+        )
+        assert f"`{tool.name}`" in sentence[0], "add it to the built-in tools in docs/library.md"
+        assert f"`{tool.permission}`" in kinds[0], "add its kind to docs/security.md"
 
 
 def test_every_format_of_an_export_is_named_in_the_help_and_the_table() -> None:
@@ -485,14 +488,14 @@ def test_every_format_of_an_export_is_named_in_the_help_and_the_table() -> None:
     for form in get_args(Format):
         for place in places:
             assert place
-            assert f"`{form}`" in place[0]
-        assert f".{form}" in COMMANDS["export"].help
-        assert f"`.{form}`" in table[0]
+            assert f"`{form}`" in place[0], "add the format to this row or sentence"
+        assert f".{form}" in COMMANDS["export"].help, "add it to the help of /export"
+        assert f"`.{form}`" in table[0], "add it to the row of /export in README.md"
 
 
 def test_the_table_of_settings_is_the_program(tmp_path: Path) -> None:
     table = {quoted(row[0])[0]: row[1:3] for row in rows("docs/settings.md", "setting")}
-    assert list(table) == list(SETTINGS)
+    assert list(table) == list(SETTINGS), "one row each in docs/settings.md, in this order"
     flags = {
         action.dest: f"`{action.option_strings[-1]}`"
         for action in parser()._actions
@@ -523,7 +526,9 @@ def columns(heading: str) -> dict[str, list[str]]:
 
 
 def test_the_tables_of_the_library_are_the_program() -> None:
-    assert columns("event") == {each.type: names_of(each) for each in get_args(events.Event)}
+    assert columns("event") == {each.type: names_of(each) for each in get_args(events.Event)}, (
+        "change the table of events in docs/library.md"
+    )
     assert columns("word") == {
         "stop_reason": [*get_args(types.StopReason)],
         "usage": names_of(types.Usage),

@@ -293,7 +293,7 @@ def test_type_checkers_see_the_same_names() -> None:
     homes = {
         (name, f"coder.{home}") for home, names in coder.HOMES.items() for name in names.split()
     }
-    assert typed == homes
+    assert typed == homes, "a line of __init__.pyi for each name of HOMES in __init__.py"
     assert sorted(name for name, _ in homes) == coder.__all__
 
 
@@ -339,4 +339,6 @@ def test_every_event_is_shown_in_the_terminal_or_is_known_to_be_silent() -> None
 def test_every_setting_is_read_by_another_module() -> None:
     inner = {"CODER_PRICES", "CODER_ALLOW_HTTP"}  # by `price_of` and `load`
     read = names_in(*(FILES.keys() - {"coder.settings", "coder.sources"}))
-    assert {name for name in SETTINGS if field_of(name) not in read} == inner
+    assert {name for name in SETTINGS if field_of(name) not in read} == inner, (
+        "use the value (`settings.NAME`) in the module that it is for"
+    )
