@@ -42,7 +42,7 @@ def main(words: Sequence[str]) -> int:
     raise_on_sigint()
     began = time.monotonic()
     try:
-        with shown:
+        with shown.progress:
             rows = batch.run(
                 tasks,
                 arguments.output,
@@ -174,12 +174,6 @@ class Shown:
         if self._has_begun:  # the first call brings the rows of earlier runs
             self.progress.console.print(strip_controls(line_of(rows[-1])), markup=False)
         self._has_begun = True
-
-    def __enter__(self) -> None:
-        self.progress.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
 
 
 def line_of(row: Row) -> str:
