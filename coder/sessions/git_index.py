@@ -169,7 +169,10 @@ class GitIndex:
             for mode in usual
         )
         search = f". ( {names} ) -prune -o ! -type d ! ( {plain} ) -print0"
-        return self.git.programs.start([find, *search.split()], own_environment())
+        return self.git.programs.start(
+            [find, *search.split()],
+            own_environment(),
+        )
 
     def find_converted(self) -> set[str]:
         """Find files whose blobs have other sizes: git keeps them with other ends of lines, for
@@ -180,9 +183,13 @@ class GitIndex:
         """
         found: set[str] = set()
         command = "cat-file --batch-check=%(objectsize) --buffer"
-        counting = self.git.start(command, ["\n".join([*self._blobs, ""]).encode()])
+        counting = self.git.start(
+            command,
+            ["\n".join([*self._blobs, ""]).encode()],
+        )
         facts = self.git.output(self._listing_facts, MAX_SECONDS) or b""
-        self.inodes = dict(zip(self._paths, map(int, INODE.findall(facts))))
+        inodes = [int(number) for number in INODE.findall(facts)]
+        self.inodes = dict(zip(self._paths, inodes))
         sizes = SIZE.findall(facts)
         del facts  # 200 bytes for each file
         blob_sizes = (self.git.output(counting, MAX_SECONDS) or b"").split(b"\n")[:-1]
