@@ -99,7 +99,12 @@ def _mark_words(before: Parts, after: Parts) -> None:
     """Mark the words that changed, if the two lines are similar."""
     old_words = WORD.findall(before.pop()[0])
     new_words = WORD.findall(after.pop()[0])
-    matcher = SequenceMatcher(None, old_words[:MAX_WORDS], new_words[:MAX_WORDS], autojunk=False)
+    matcher = SequenceMatcher(
+        None,
+        old_words[:MAX_WORDS],
+        new_words[:MAX_WORDS],
+        autojunk=False,
+    )
     mark = " reverse" if matcher.ratio() >= SIMILAR else ""
     for tag, old_start, old_end, new_start, new_end in matcher.get_opcodes():
         style = "" if tag == "equal" else mark

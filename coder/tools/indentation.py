@@ -68,7 +68,8 @@ def as_new_lines(own: Sequence[str], old: Sequence[str], new: Sequence[str]) -> 
 
 def _least_indent(lines: Iterable[str]) -> int:
     """Characters in front of the line that has fewest."""
-    return min((len(indent_of(line)) for line in filled(lines)), default=0)
+    widths = [len(indent_of(line)) for line in filled(lines)]
+    return min(widths, default=0)
 
 
 def _deeper(indent: str, lines: Iterable[str]) -> list[str]:
@@ -89,7 +90,8 @@ def indent_span(
     lines = old.split("\n")
     if not missing or missing.strip() or not lines[0].strip():
         return new
-    end = text.find("\n", start + len(old.rstrip("\n"))) + 1
+    last = start + len(old.rstrip("\n"))
+    end = text.find("\n", last) + 1
     below = first_filled(text[end : end + MAX_BELOW].split("\n"))
     new_lines = indented(missing, filled(lines), new.split("\n"), below)
     return "\n".join(new_lines).removeprefix(missing)
@@ -284,7 +286,10 @@ def _step(indent: str) -> int:
 
 def _second(new: Sequence[str]) -> str:
     """The line after the first one, if possible not a comment: those are indented anyhow."""
-    return next((line for line in new[1:] if not re.match(COMMENT, line.strip())), new[1])
+    return next(
+        (line for line in new[1:] if not re.match(COMMENT, line.strip())),
+        new[1],
+    )
 
 
 def _is_quoted(line: str) -> bool:
@@ -297,7 +302,11 @@ def _opens(first: str, second: str) -> tuple[bool, int]:
     first = first.strip()
     if re.match(COMMENT, first) or _is_quoted(first):
         return False, 0
-    code = re.sub(STRING, lambda match: "_" * len(match[0]), first)
+    code = re.sub(
+        STRING,
+        lambda match: "_" * len(match[0]),
+        first,
+    )
     code = re.sub(REMARK, "", code)
     column = _open_bracket(code)
     if second.strip().startswith((")", "]", "}")):

@@ -54,7 +54,9 @@ def _print_matches_in(
     columns = _columns(lines, wanted)
     shown = set[int]()
     for at in columns:
-        shown.update(range(max(0, at - context), min(len(lines), at + context + 1)))
+        first = max(0, at - context)
+        end = min(len(lines), at + context + 1)
+        shown.update(range(first, end))
     last = -1
     for at in sorted(shown):
         if context and at != last + 1:
