@@ -80,6 +80,7 @@ def test_a_question_is_shown_with_its_diff_and_answered(page: Page, served: Serv
     assert (served.ws / "by-command.txt").exists()
     assert count(page, ".answer b") == 1  # **write**
 
+    until(lambda: count(page, "#undo:enabled"), "the end of the run")
     page.click("#undo")
     until(lambda: page.value("byId('entry').value") == "write", "the prompt to be changed")
     until(lambda: "Done:" not in page.text, "the messages are gone")
