@@ -173,12 +173,12 @@ class WorkspaceFiles:
         full_path = os.path.join(self.root, path)
         try:
             is_older = born_at(full_path) < self._run_began
-            has_other_names = os.lstat(full_path).st_nlink > 1
+            is_lone = is_older and os.lstat(full_path).st_nlink == 1
         except OSError:  # it is gone
             return False
         if is_older:
             self._moved_in.add(state.inode)
-        return is_older and not has_other_names
+        return is_lone
 
     def keep(self, path: str) -> None:
         """Read a file now that a tool is about to write, however far the first look has come."""
