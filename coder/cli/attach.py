@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from coder.abort import Abort
-from coder.cli.wording import ATTACHED, plural
+from coder.cli.wording import ATTACHED
 from coder.events import drain
+from coder.providers.text import plural
 from coder.settings import ConfigError
 from coder.tools.files import MAX_IMAGE, image_of, ls, read
 from coder.tools.search_programs import Search

@@ -19,9 +19,10 @@ from coder.cli.keys import silent_keys
 from coder.cli.process import defer_sigint
 from coder.cli.questions import exact_diff
 from coder.cli.text_rows import one_line
-from coder.cli.wording import by_number, count, first_of, plural, session_line, tokens, words_of
+from coder.cli.wording import by_number, count, first_of, session_line, tokens, words_of
 from coder.history import text_of
 from coder.providers.errors import happened
+from coder.providers.text import plural
 from coder.sessions.snapshots import UndoResult
 from coder.settings import needed
 from coder.types import Aborted, Message, ModelError, Reasoning, ignore

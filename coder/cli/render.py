@@ -15,6 +15,7 @@ from coder.cli.wording import count
 from coder.events import Event, Nested
 from coder.history import text_of
 from coder.providers.errors import happened
+from coder.providers.text import plural
 
 NEARLY_FULL = 0.8  # of the context window
 # What an agent without a session does, by its name
@@ -319,7 +320,7 @@ class Renderer:
             titles = title
         lines = draft.lines + results.line_count(event)
         self._draft = Draft(event.name, titles, lines)
-        words = f" · {wording.plural(lines, 'line')}"
+        words = f" · {plural(lines, 'line')}"
         row = self._call_row(NOBODY, DONE, titles, (words, "dim"))
         self.screen.draft(*row)
 

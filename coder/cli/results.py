@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 from coder.cli.diff import diff_rows
 from coder.cli.text_rows import Part, Parts, one_line
-from coder.cli.wording import plural
 from coder.events import ToolEnd
 from coder.permissions.sanitize import strip_controls
-from coder.providers.text import text_of
+from coder.providers.text import plural, text_of
 
 MAX_DIFF_ROWS = 60
 OUTPUT_LINES = 6  # of a command's output, its last ones

@@ -11,6 +11,7 @@ from coder.cli.text_rows import cell_count, one_line
 from coder.events import RunEnd
 from coder.permissions.sanitize import strip_controls
 from coder.providers.errors import explain
+from coder.providers.text import plural
 from coder.types import ModelError, RunResult, Usage
 
 if TYPE_CHECKING:
@@ -164,10 +165,6 @@ def count(number: int) -> str:
     if number < 1000:
         return str(number)
     return f"{number / 1000:.1f}k" if number < 1_000_000 else f"{number / 1e6:.2f}M"
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def first_of(names: Sequence[str], most: int = 15) -> str:

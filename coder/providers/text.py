@@ -208,3 +208,8 @@ def shown_url(url: str) -> str:
     if not shown:  # no URL
         shown = url.rpartition("@")[2].partition("?")[0]
     return shown.rstrip("/")[:300]
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 call`, `2 calls`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -19,12 +19,12 @@ from coder.devtools.tour.trial import (
     NO_SECOND,
     Trial,
     bash,
-    counted,
     expect,
     new_word,
     offers,
     users_texts,
 )
+from coder.providers.text import plural
 from coder.tools import processes
 
 STOP = 'The finish_reason of that answer is "stop": look for calls, not for it'
@@ -100,7 +100,7 @@ def check_the_loop(trial: Trial) -> None:
         Reply(f"Found {word}."),
     )
     trial.run("Find the word.")
-    made = counted(len(trial.requests), "request")
+    made = plural(len(trial.requests), "request")
     too_early = f"the last answer had a call, and the loop has ended: {made}"
     if len(trial.requests) == 2:
         too_early += f". {STOP}"
@@ -172,11 +172,11 @@ def check_a_repeated_call(trial: Trial) -> None:
     trial.script = script
     trial.run("Wait for the build.")
     polls = lines_in(trial.work / "polls.txt")
-    was_run = f"the call was run {counted(polls, 'time')}, not 4"
+    was_run = f"the call was run {plural(polls, 'time')}, not 4"
     expect(polls == 4, f"its result changed each time, and {was_run}")
     in_a_row = lines_in(trial.work / "runs.txt") - 1  # the first one came before the polls
     expect(in_a_row <= 2, f"the same call with the same result was run {in_a_row} times in a row")
-    too_few = f"the call came again after the polls, and was run {counted(in_a_row, 'time')}, not 2"
+    too_few = f"the call came again after the polls, and was run {plural(in_a_row, 'time')}, not 2"
     expect(in_a_row == 2, too_few)
     told_late = "the run has ended before the model was told that it repeats itself"
     results = trial.expect_results(9, 8, told_late)

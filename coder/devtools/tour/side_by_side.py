@@ -13,13 +13,13 @@ from coder.devtools.tour.trial import (
     Trial,
     are_in_order,
     bash,
-    counted,
     expect,
     new_word,
     offers,
     results_of,
     users_texts,
 )
+from coder.providers.text import plural
 
 TOGETHER = 5.0  # seconds in which the second of two tasks has to begin
 # The second command needs what the first one has done
@@ -106,7 +106,7 @@ def check_side_by_side(trial: Trial) -> None:
 def expect_second_agents(server: SideBySide, others: Sequence[Body]) -> None:
     """What each task has to start. Raises NotYetError."""
     begun = [body for body in others if body["messages"][-1]["role"] == "user"]
-    came = f"two tasks were called, and {counted(len(begun), 'new conversation')} came"
+    came = f"two tasks were called, and {plural(len(begun), 'new conversation')} came"
     expect(len(begun) == 2, came)
     expect(not server.has_waited, "the second task began only after the first had its answer")
     for body in begun:

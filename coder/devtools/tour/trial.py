@@ -19,6 +19,7 @@ from pathlib import Path
 from coder.devtools.scripted import MODEL, Body, Reply, Script, ScriptedServer
 from coder.devtools.tour.validity import RefusedError, check_head, check_request, ids_of_calls
 from coder.history import text_of
+from coder.providers.text import plural
 from coder.tools import processes
 
 KEY = "the-key-of-the-tour"
@@ -211,8 +212,8 @@ class Trial:
     def expect_results(self, number: int, count: int, reason: str) -> list[str]:
         """The texts of the results in a request, so many. Raises NotYetError."""
         texts = results_of(self.expect_request(number, reason))
-        found = f"request {number} holds {counted(len(texts), 'result')} (role tool)"
-        expect(len(texts) == count, f"{found}, and there had been {counted(count, 'call')}")
+        found = f"request {number} holds {plural(len(texts), 'result')} (role tool)"
+        expect(len(texts) == count, f"{found}, and there had been {plural(count, 'call')}")
         return texts
 
     def expect_chain(self, requests: Sequence[Body]) -> None:
@@ -241,11 +242,6 @@ class Trial:
 
 def new_word() -> str:
     return f"plum-{secrets.token_hex(3)}"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 call`, `2 calls`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def bash(command: str) -> Reply:
