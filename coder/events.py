@@ -327,6 +327,9 @@ ToolEvent: TypeAlias = ToolStart | ToolUpdate | ToolEnd | Nested | PermissionRep
 Question: TypeAlias = PermissionAsked | QuestionAsked | DoomLoop  # with a `reply`
 Event: TypeAlias = RunEvent | MessageEvent | ToolEvent | Question
 
+# Pieces of a message that MessageEnd brings whole
+DELTAS = (TextDelta, ReasoningDelta, ToolCallDelta)
+
 
 def innermost(event: Event) -> Event:
     """The event itself, or the sub-agent's event that nested ones carry."""

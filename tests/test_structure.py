@@ -22,8 +22,11 @@ import pytest
 import coder
 import coder.events
 import coder.types
+from coder.cli.questions import HEADINGS
 from coder.events import BaseEvent
+from coder.sessions.recorder import KEPT
 from coder.settings import SETTINGS, field_of
+from coder.tools.built_in import PATCHING, TOOLS
 from coder.types import CoderError
 
 ROOT = Path(__file__).parents[1]
@@ -334,6 +337,35 @@ def test_every_event_is_shown_in_the_terminal_or_is_known_to_be_silent() -> None
     shown = names_in("coder.cli.render", "coder.cli.questions")
     every = {kind.__name__ for kind in get_args(coder.events.Event)}
     assert every - shown == silent, "show it in cli/render.py, or add it to `silent` here"
+
+
+def test_an_event_is_written_to_a_session_or_is_known_to_be_left_out() -> None:
+    deltas = {kind.type for kind in coder.events.DELTAS}
+    changes_nothing_later = {
+        "run_start",
+        "step_start",
+        "message_start",
+        "status",
+        "retry",
+        "notice",
+    }
+    is_in_another = {"tool_update", "nested"}  # in the tool's end, in the sub-agent's own session
+    questions = {"permission_asked", "permission_replied", "question_asked", "doom_loop"}
+    every = {kind.type for kind in get_args(coder.events.Event)}
+    left_out = deltas | changes_nothing_later | is_in_another | questions
+    assert every - KEPT == left_out, "add it to `KEPT` in sessions/recorder.py, or to a set here"
+
+
+def test_a_delta_is_known_to_what_leaves_out_the_pieces_of_messages() -> None:
+    every = get_args(coder.events.Event)
+    assert {kind for kind in every if kind.__name__.endswith("Delta")} == {*coder.events.DELTAS}
+
+
+def test_every_kind_of_a_question_has_its_words() -> None:
+    reads_well = {"read", "task", "doom_loop"}  # "Allow read?"; DoomLoop has a question of its own
+    kinds = {tool.permission for tool in (*TOOLS, *PATCHING)}
+    kinds |= {"mcp", "task", "external_directory", "unconfined", "doom_loop"}  # not of TOOLS
+    assert kinds - {*HEADINGS} == reads_well, "add it to HEADINGS in cli/questions.py, or here"
 
 
 def test_every_setting_is_read_by_another_module() -> None:

@@ -44,7 +44,6 @@ from coder.tools.secrets import header_secret
 from coder.types import ModelError, RunResult
 
 FORMAT = 2
-DELTAS = (events.TextDelta, events.ReasoningDelta, events.ToolCallDelta)
 
 
 class Trace:
@@ -111,7 +110,7 @@ class Trace:
         with Returning(run) as traced:
             for event in traced:
                 inner = events.innermost(event)
-                if not isinstance(inner, DELTAS):
+                if not isinstance(inner, events.DELTAS):
                     self.record(**event.to_dict())
                 passed = time.monotonic()
                 yield event

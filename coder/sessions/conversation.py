@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from coder.agent.titles import Titler
 
 ONE_TASK = "one_task"  # in the `meta` of the prompt of a single task
-DELTAS = {"text_delta", "reasoning_delta", "tool_call_delta"}
 NOT_SAVED = " This session is not saved."
 
 
@@ -184,7 +183,7 @@ class Conversation:
     # -- what happens in it
 
     def __call__(self, event: Event) -> None:
-        if event.type in DELTAS:
+        if isinstance(event, events.DELTAS):
             return
         if isinstance(event, events.MessageEnd) and self.one_task:
             _mark_task(event.message)
