@@ -9,12 +9,13 @@ quadratic time.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+
+from coder.tools.processes import signal_group
 
 MAX_RESULT = 16_000_000  # bytes of a message; a picture may have some MB
 TOO_LONG = f"the result was over {MAX_RESULT // 1_000_000} MB and is left out; ask for less of it"
@@ -129,7 +130,7 @@ async def _messages(output: asyncio.StreamReader) -> AsyncIterator[Any]:
             part = await output.readexactly(error.consumed)
             answered = None if skipped else FIRST_ID.match(part)
             if answered:  # at once: the line may never end
-                yield SessionMessage(_too_long(int(answered[1])))
+                yield SessionMessage(_too_long(answered[1]))
             skipped = part[-200:]
             continue
         if not skipped:
@@ -138,15 +139,17 @@ async def _messages(output: asyncio.StreamReader) -> AsyncIterator[Any]:
             continue
         answered = LAST_ID.search(skipped + line[-200:])
         if answered:
-            yield SessionMessage(_too_long(int(answered[1])))
+            yield SessionMessage(_too_long(answered[1]))
         skipped = b""
 
 
-def _too_long(request_id: int) -> Any:
+def _too_long(request: bytes) -> Any:
+    """The answer to the request with this number."""
     from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError
 
-    error = ErrorData(code=INTERNAL_ERROR, message=TOO_LONG)
-    return JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
+    return JSONRPCError(
+        jsonrpc="2.0", id=int(request), error=ErrorData(code=INTERNAL_ERROR, message=TOO_LONG)
+    )
 
 
 class _Input:
@@ -172,12 +175,7 @@ class _Input:
             self._process.stdin.write(f"{text}\n".encode())
             await self._process.stdin.drain()
         except OSError:
-            _signal(self._process, signal.SIGKILL)
-
-
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+            signal_group(self._process.pid, signal.SIGKILL)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -185,7 +183,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         if await _has_ended(process):
             return
-        _signal(process, number)
+        signal_group(process.pid, number)
     await _has_ended(process)
 
 
