@@ -25,7 +25,7 @@ from pathlib import Path
 from coder.agent.profiles import split_front_matter
 from coder.permissions.ownership import check_ownership
 from coder.permissions.sanitize import escape_invisible
-from coder.tools.workspace import escaped, read_small_file
+from coder.tools.workspace import escaped, read_small_file, real
 from coder.types import Report, ignore
 
 NAME = re.compile(r"[a-z0-9][\w-]{0,63}", re.A)
@@ -109,9 +109,9 @@ class PromptFiles:
             for path in _paths_in(folder, folder in with_commands):
                 self._add(path, project=None)
         # A project in the home folder may have the user's own folder
-        own = {os.path.realpath(folder) for folder in users}
+        own = {real(folder) for folder in users}
         for folder in projects:
-            if os.path.realpath(folder) in own:
+            if real(folder) in own:
                 continue
             paths = _paths_in(folder, folder in with_commands)
             if len(paths) > MAX_FILES:
@@ -209,18 +209,18 @@ def read_prompt_file(path: Path, project: Path | None = None) -> PromptFile:
         text=escape_invisible(text),  # as the model gets it
     )
     if project is not None:
-        file.digest = _digest_of(data, Path(os.path.realpath(path)))
+        file.digest = _digest_of(data, real(path))
     return file
 
 
 def _read_owned(path: Path, project: Path | None) -> bytes:
     """The bytes of a file of the user's, or of one inside `project`. Raises OSError, ValueError."""
-    real = Path(os.path.realpath(path))
+    file = real(path)
     if project is None:
         check_ownership(path)
-    elif real.name != path.name or not real.is_relative_to(os.path.realpath(project)):
+    elif file.name != path.name or not file.is_relative_to(real(project)):
         raise ValueError("it is a link that leads elsewhere")
-    data = read_small_file(real, MAX_FILE + 1)
+    data = read_small_file(file, MAX_FILE + 1)
     if data is None or len(data) > MAX_FILE:
         raise ValueError(f"it is no regular file of at most {MAX_FILE:,} bytes")
     return data
