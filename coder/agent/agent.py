@@ -282,8 +282,10 @@ class Agent:
 
     def _check_idle(self) -> None:
         if self.state.is_streaming:
-            ways = "use steer(), follow_up(), wait_for_idle(); close a stream() that is left"
-            raise RuntimeError(f"the agent is at work: {ways}")
+            raise RuntimeError(
+                "the agent is at work: "
+                "use steer(), follow_up(), wait_for_idle(); close a stream() that is left"
+            )
 
     # -- queues and subscribers
 
@@ -363,8 +365,9 @@ class Agent:
         if isinstance(model, str) and self._make_named:
             return self._make_named(model)
         if isinstance(model, str) or not hasattr(model, "stream"):
-            kinds = "a ChatModel, or an object with its `stream`"
-            raise TypeError(f"a model is {kinds}, not {model!r}")
+            raise TypeError(
+                f"a model is a ChatModel, or an object with its `stream`, not {model!r}"
+            )
         return model
 
     def set_tools(self, tools: Tools) -> None:

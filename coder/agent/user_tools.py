@@ -60,13 +60,8 @@ def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
     return ToolResult(text, details={"todo": checked}, can_be_new=False)
 
 
-def _no_title(arguments: dict[str, Any]) -> str:
-    """The question itself is on the screen."""
-    return ""
-
-
 @tool(
-    title=_no_title,
+    title=lambda arguments: "",  # the question itself is on the screen
     permission="ask_user",
     default="allow",
     asks_itself=True,

@@ -203,9 +203,11 @@ def output_of(
         subprocess.Popen,
         argv,
         stdin=stdin,
+        stdout=subprocess.PIPE,
         stderr=stderr,
         cwd=cwd,
         env=env,
+        start_new_session=True,
     )
     process = _start(start, cwd, confine)
     processes.note_start(process.pid)
@@ -225,15 +227,15 @@ def output_of(
 def _start(
     start: Callable[..., subprocess.Popen[bytes]], cwd: Path, confine: Any
 ) -> subprocess.Popen[bytes]:
-    """The child, in a session of its own. Raises ToolError if it cannot be started."""
+    """The child. Raises ToolError if it cannot be started."""
     processes.main_guard()
-    start = partial(start, stdout=subprocess.PIPE, start_new_session=True)
+    if confine:
+        start = partial(confine.start, start)
     try:
-        child: subprocess.Popen[bytes] = confine.start(start) if confine else start()
+        return start()
     except (OSError, ValueError) as error:
         gone = "" if cwd.is_dir() else f" (the folder {cwd} is gone)"
         raise ToolError(f"the command could not be started: {error}{gone}") from None
-    return child
 
 
 def read_output(
@@ -255,12 +257,11 @@ def read_output(
         if time.monotonic() > deadline:
             return "timeout"
     drained_at = time.monotonic() + DRAIN
-    data = pipe.read(0)
-    while data:
-        yield data
-        if time.monotonic() > drained_at:
-            break
+    while time.monotonic() <= drained_at:
         data = pipe.read(0)
+        if not data:
+            break
+        yield data
     return ""
 
 

@@ -82,8 +82,10 @@ def to_write(ctx: ToolContext, path: str, follow: bool = True) -> Path:
     """The file to write. Raises ToolError if it is outside the workspace, also through a link."""
     target = resolve(ctx, path, follow)
     if not target.is_relative_to(ctx.cwd):
-        problem = f"{path} is outside the workspace {ctx.cwd}: nothing is written there."
-        raise ToolError(f"{problem}{_say_path_inside(ctx, path)}")
+        raise ToolError(
+            f"{path} is outside the workspace {ctx.cwd}: nothing is written there."
+            f"{_say_path_inside(ctx, path)}"
+        )
     return target
 
 
@@ -294,26 +296,23 @@ def save(
             # Without its type: it may be a link by now, and the new file is a file
             mode = stat.S_IMODE(like.st_mode)
             owner = (like.st_uid, like.st_gid)
-        if not _is_saved_by_editor(ctx, target, data):
+        # An editor saves a text itself that the user has changed there
+        is_saved = ctx.editor is not None and ctx.editor.write(target, data)
+        if not is_saved:
             put_file(target, data, mode, owner, sync=True)
     except OSError as error:
-        problem = f"could not be written, and is as it was: {error.strerror}"
-        raise ToolError(f"{shown(ctx, target)} {problem}") from None
+        raise ToolError(
+            f"{shown(ctx, target)} could not be written, and is as it was: {error.strerror}"
+        ) from None
     notes = ""
     if old and old.st_nlink > 1:
-        links = f"the file had {old.st_nlink} hard links"
-        notes += f" Note: {links}; the others keep the old content."
+        notes += f" Note: the file had {old.st_nlink} hard links; the others keep the old content."
     if had_changed:
         notes += " Note: the file had changed since it was read."
         ctx.seen.pop(target, None)
     elif not old or ctx.seen.get(target):
         ctx.seen[target] = digest_of(data)
     return notes
-
-
-def _is_saved_by_editor(ctx: ToolContext, target: Path, data: bytes) -> bool:
-    """Let the editor replace and save a text that it has changed; False if it has not."""
-    return ctx.editor is not None and ctx.editor.write(target, data)
 
 
 def digest_of(data: bytes) -> bytes:
