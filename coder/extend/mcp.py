@@ -39,10 +39,10 @@ from coder.types import T, ToolError, ToolResult
 START = 60  # seconds for a server to start; `npx` may download it
 CALL = 300  # seconds for a call
 MAX_NAME = 64  # characters of a tool's name, by the API
-UNKNOWN_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+UNKNOWN_IN_NAMES = r"[^a-zA-Z0-9_-]"
 MAX_STDERR = 1_000_000  # bytes that are kept of a program's standard error
 MANY = 40_000  # characters of all tools, which each request sends; above it, a notice says so
-VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")  # ${NAME} and ${NAME:-default}
+VARIABLE = r"\$\{(\w+)(?::-([^}]*))?\}"  # ${NAME} and ${NAME:-default}
 REJECTED = {"$schema", "allOf", "anyOf", "enum", "not", "oneOf"}  # by APIs, at the top
 to_json = partial(json.dumps, ensure_ascii=False)
 
@@ -62,7 +62,7 @@ def expand(entry: Any, cwd: Path) -> Any:
             raise ValueError(f"the variable {name} is not set")
         return default
 
-    return json.loads(VARIABLE.sub(value_of, json.dumps(entry)))
+    return json.loads(re.sub(VARIABLE, value_of, json.dumps(entry)))
 
 
 class Server:
@@ -297,7 +297,7 @@ class Servers:
         for server in self.servers:
             for offered in server.tools:
                 name = f"{server.name}__{offered.name}"
-                name = UNKNOWN_IN_NAMES.sub("_", name)[:MAX_NAME]
+                name = re.sub(UNKNOWN_IN_NAMES, "_", name)[:MAX_NAME]
                 if name in tools:  # another name that is the same in these characters
                     name = f"{name[: MAX_NAME - 5]}_{len(tools):04}"
                 schema = offered.input_schema

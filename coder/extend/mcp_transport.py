@@ -24,8 +24,8 @@ TICK = 0.01  # seconds between looks at a program that ends
 
 # The id of a response. In whatever order its three members are, it is next to one end of it
 _RPC = rb'"jsonrpc"\s*:\s*"2\.0"\s*'
-FIRST_ID = re.compile(rb'\s*\{\s*(?:%s,\s*)?"id"\s*:\s*(\d+)\b(?!\s*,\s*"method")' % _RPC)
-LAST_ID = re.compile(rb'"id"\s*:\s*(\d+)\s*(?:,\s*%s)?\}\s*$' % _RPC)
+FIRST_ID = rb'\s*\{\s*(?:%s,\s*)?"id"\s*:\s*(\d+)\b(?!\s*,\s*"method")' % _RPC
+LAST_ID = rb'"id"\s*:\s*(\d+)\s*(?:,\s*%s)?\}\s*$' % _RPC
 
 
 class Checked:
@@ -128,7 +128,7 @@ async def _messages(output: asyncio.StreamReader) -> AsyncIterator[Any]:
             return
         except asyncio.LimitOverrunError as error:
             part = await output.readexactly(error.consumed)
-            answered = None if skipped else FIRST_ID.match(part)
+            answered = None if skipped else re.match(FIRST_ID, part)
             if answered:  # at once: the line may never end
                 yield SessionMessage(_too_long(answered[1]))
             skipped = part[-200:]
@@ -137,7 +137,7 @@ async def _messages(output: asyncio.StreamReader) -> AsyncIterator[Any]:
             with suppress(ValueError):  # a line that is no message is not for us
                 yield SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
             continue
-        answered = LAST_ID.search(skipped + line[-200:])
+        answered = re.search(LAST_ID, skipped + line[-200:])
         if answered:
             yield SessionMessage(_too_long(answered[1]))
         skipped = b""

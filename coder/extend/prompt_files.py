@@ -28,16 +28,16 @@ from coder.permissions.sanitize import escape_invisible
 from coder.tools.workspace import escaped, read_small_file, real
 from coder.types import Report, ignore
 
-NAME = re.compile(r"[a-z0-9][\w-]{0,63}", re.A)
+NAME = r"(?a)[a-z0-9][\w-]{0,63}"
 SKILL = "SKILL.md"  # the name of a skill's file
 MAX_FILES = 200  # of a project's folder
 MAX_FILE = 64_000  # bytes
 MAX_FOLDER = 20_000_000  # bytes of a project's skill; each file counts for some more
 MAX_DESCRIPTION = 1024  # characters, as agentskills.io has it
-PLACEHOLDER = re.compile(r"\$(ARGUMENTS\b|[1-9](?!\d))")
+PLACEHOLDER = r"\$(ARGUMENTS\b|[1-9](?!\d))"
 # `key: value`, with | or > before a block
-ENTRY = re.compile(r"([\w-]+):(?:\s+(?:[|>][+-]?)?(.*))?")
-QUOTED = re.compile(r"\A(['\"])(.*)\1\Z")
+ENTRY = r"([\w-]+):(?:\s+(?:[|>][+-]?)?(.*))?"
+QUOTED = r"\A(['\"])(.*)\1\Z"
 SKILLS = (
     "Skills: files with the user's instructions. "
     "Where one fits the task, read it first and follow it."
@@ -76,7 +76,7 @@ class PromptFile:
         def value_of(placeholder: re.Match[str]) -> str:
             return values.get(placeholder[1], "")
 
-        text, count = PLACEHOLDER.subn(value_of, self.text)
+        text, count = re.subn(PLACEHOLDER, value_of, self.text)
         if count == 0:
             text = f"{text}\n\n{words}".strip()
         # The user's own @path attaches a file unasked; in a project's file it is text
@@ -189,7 +189,7 @@ def read_prompt_file(path: Path, project: Path | None = None) -> PromptFile:
     """The command or skill of a file of the user's, or of `project`. Raises OSError, ValueError."""
     is_skill = path.name == SKILL
     name = (path.parent.name if is_skill else path.stem).lower()
-    if not NAME.fullmatch(name):
+    if not re.fullmatch(NAME, name):
         raise ValueError("a name has letters, digits, - and _ only")
 
     data = _read_owned(path, project)
@@ -262,10 +262,10 @@ def read_front_matter(text: str) -> dict[str, str]:
     head: dict[str, str] = {}
     key = ""
     for line in text.splitlines():
-        entry = ENTRY.fullmatch(line)
+        entry = re.fullmatch(ENTRY, line)
         if entry:
             key = entry[1]
             head[key] = entry[2] or ""
         elif key and line[:1].isspace():
             head[key] += f" {line.strip()}"
-    return {key: QUOTED.sub(r"\2", value.strip()) for key, value in head.items()}
+    return {key: re.sub(QUOTED, r"\2", value.strip()) for key, value in head.items()}
