@@ -101,11 +101,12 @@ class Permissions(Policy, Hooks):
             )
             self.memory.append(rule)
 
-    def _denied(self, kind: str, rules: str) -> DeniedError:
-        """Say that rules deny this kind of action, or that it is the plan which denies it."""
+    def _denied(self, kind: str, text: str) -> DeniedError:
+        """Say with this text that rules deny the action; or that the plan does, which denies this
+        kind by itself."""
         if self.changes_nothing:
-            return DeniedError(PLAN_DENIES.get(kind, rules))
-        return DeniedError(rules)
+            text = PLAN_DENIES.get(kind, text)
+        return DeniedError(text)
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
         ctx.authorize = self.authorize

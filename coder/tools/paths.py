@@ -44,7 +44,7 @@ def meant(ctx: ToolContext, path: str) -> tuple[str, int]:
 def _is_there(ctx: ToolContext, path: str) -> bool:
     try:
         return bool(path) and os.path.lexists(ctx.cwd / os.path.expanduser(path))
-    except (OSError, ValueError):
+    except ValueError:  # a ~ and a name that no user can have
         return False
 
 

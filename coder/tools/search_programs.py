@@ -219,8 +219,8 @@ class Search:
         return [package, pattern, flags, str(wanted.context), *names]
 
     def _find(self, name: str) -> str:
-        """A program that reads rules of what is ignored, or ""; it would wait for rules in a
-        pipe.
+        """The path of a program that reads ignore files; "" if there is none, or if it would wait
+        for one of the files.
         """
         return "" if self.waits else find_program(name, self.ctx.cwd)
 
@@ -284,7 +284,7 @@ class Search:
 
 
 def _waits(folder: Path) -> bool:
-    """Is a file that may hold rules for this folder a pipe?"""
+    """Is an ignore file of this folder a pipe? A program would wait for its other end."""
     return any((folder / name).is_fifo() for name in (".gitignore", ".ignore", ".rgignore"))
 
 
