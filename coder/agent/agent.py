@@ -365,9 +365,8 @@ class Agent:
         if isinstance(model, str) and self._make_named:
             return self._make_named(model)
         if isinstance(model, str) or not hasattr(model, "stream"):
-            raise TypeError(
-                f"a model is a ChatModel, or an object with its `stream`, not {model!r}"
-            )
+            kinds = "a ChatModel, or an object with its `stream`"
+            raise TypeError(f"a model is {kinds}, not {model!r}")
         return model
 
     def set_tools(self, tools: Tools) -> None:

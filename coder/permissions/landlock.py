@@ -204,7 +204,7 @@ def _filter_calls(network: bool) -> bool:
 
 def install_filter(program: list[Instruction]) -> bool:
     """Filter this thread's system calls for good, and deny all of other architectures."""
-    packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in [*program, DENY])
+    packed = b"".join([struct.pack("=HBBI", *instruction) for instruction in [*program, DENY]])
     code = ctypes.create_string_buffer(packed)
     header = struct.pack("@HP", len(packed) // 8, ctypes.addressof(code))
     with contextlib.suppress(OSError):

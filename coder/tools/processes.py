@@ -192,9 +192,11 @@ def _kill(number: int) -> None:
 
 def _sweep(mark: str) -> None:
     """KILL every process that has the mark."""
+    wanted = f"{MARK}={mark}".encode()
     for number in numbers():
-        if _is_marked(number, mark):
-            _kill(number)
+        with contextlib.suppress(OSError):
+            if wanted in Path(f"/proc/{number}/environ").read_bytes():
+                os.kill(number, signal.SIGKILL)
 
 
 def _descendants(number: int) -> dict[int, Process]:
@@ -269,7 +271,7 @@ def end_orphans(since: int = 0, spared: str = SERVERS) -> bool:
         left = [
             number
             for number, orphan in _orphans().items()
-            if orphan.start >= since and not (orphan.is_alive and _is_marked(number, spared, USERS))
+            if orphan.start >= since and not (orphan.is_alive and _is_marked(number, spared))
         ]
         if not left:
             return True
@@ -281,11 +283,10 @@ def end_orphans(since: int = 0, spared: str = SERVERS) -> bool:
     return False
 
 
-def _is_marked(number: int, *marks: str) -> bool:
-    """Has a process a mark that begins with one of these?"""
+def _is_marked(number: int, spared: str) -> bool:
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{number}/environ").read_bytes()
-        return any(f"{MARK}={mark}".encode() in variables for mark in marks)
+        return any(f"{MARK}={mark}".encode() in variables for mark in (spared, USERS))
     return False
 
 

@@ -296,9 +296,7 @@ def save(
             # Without its type: it may be a link by now, and the new file is a file
             mode = stat.S_IMODE(like.st_mode)
             owner = (like.st_uid, like.st_gid)
-        # An editor saves a text itself that the user has changed there
-        is_saved = ctx.editor is not None and ctx.editor.write(target, data)
-        if not is_saved:
+        if not _is_saved_by_editor(ctx, target, data):
             put_file(target, data, mode, owner, sync=True)
     except OSError as error:
         raise ToolError(
@@ -313,6 +311,11 @@ def save(
     elif not old or ctx.seen.get(target):
         ctx.seen[target] = digest_of(data)
     return notes
+
+
+def _is_saved_by_editor(ctx: ToolContext, target: Path, data: bytes) -> bool:
+    """Let the editor replace and save a text that it has changed; False if it has not."""
+    return ctx.editor is not None and ctx.editor.write(target, data)
 
 
 def digest_of(data: bytes) -> bytes:
