@@ -108,11 +108,10 @@ def shown(ctx: ToolContext, target: Path) -> str:
 
 def escaped(name: str) -> str:
     """A file name in one line that can be sent: control characters and stray bytes as escapes."""
-    return "".join(char if char.isprintable() else _escape(char) for char in name)
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape", "surrogatepass").decode()
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in name
+    )
 
 
 def is_secret(ctx: ToolContext, name: str) -> bool:
