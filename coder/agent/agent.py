@@ -282,8 +282,10 @@ class Agent:
 
     def _check_idle(self) -> None:
         if self.state.is_streaming:
-            ways = "use steer(), follow_up(), wait_for_idle(); close a stream() that is left"
-            raise RuntimeError(f"the agent is at work: {ways}")
+            raise RuntimeError(
+                "the agent is at work: "
+                "use steer(), follow_up(), wait_for_idle(); close a stream() that is left"
+            )
 
     # -- queues and subscribers
 

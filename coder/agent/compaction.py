@@ -141,8 +141,10 @@ class Compaction(Hooks):
                 shorter = yield from self._summarise(messages, window, focus, abort)
             except ModelError as error:
                 self._retry_at = used + window // 10
-                why = error.message.rstrip(".")
-                yield Notice(f"The conversation was not summarised and stays as it is: {why}.")
+                yield Notice(
+                    "The conversation was not summarised and stays as it is: "
+                    f"{error.message.rstrip('.')}."
+                )
                 return False
 
         before = self._measure(messages)

@@ -20,7 +20,7 @@ from pathlib import Path
 from coder.hooks import Hooks
 from coder.permissions.sanitize import escape_invisible
 from coder.tools.repository import repository_top
-from coder.tools.workspace import TOOL_FOLDERS, read_small_file
+from coder.tools.workspace import TOOL_FOLDERS, read_small_file, real
 from coder.types import Message, Report, ToolCall, ToolResult, ignore
 
 NAMES = (("AGENTS.md", "CLAUDE.md"), ("ETCODE.md",))  # of each row the first that has text counts
@@ -105,8 +105,7 @@ class Instruction:
         missing = len(self.text) - limit
         if missing <= 0:
             return self
-        text = f"{self.text[:limit]}\n[cut: {missing} more characters]"
-        return replace(self, text=text)
+        return replace(self, text=f"{self.text[:limit]}\n[cut: {missing} more characters]")
 
 
 def instructions(
@@ -161,13 +160,10 @@ def _files_in(
 
 def _read_text(path: Path, root: Path) -> str | None:
     """The text of a regular file in `root`, or None."""
-    try:
-        real = os.path.realpath(path)
-    except OSError:  # a link of /proc that leads nowhere
+    file = real(path)
+    if not file.is_relative_to(real(root)):
         return None
-    if not Path(real).is_relative_to(os.path.realpath(root)):
-        return None
-    data = read_small_file(real, 4 * LIMIT)
+    data = read_small_file(file, 4 * LIMIT)
     if data is None:
         return None
     return data.decode("utf-8", "replace").strip("\ufeff \t\r\n")

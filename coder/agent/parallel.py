@@ -11,6 +11,7 @@ those after it wait for it.
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -79,10 +80,10 @@ class ParallelTools(Toolset):
 
 def _take_until_aborted(outputs: Outputs, abort: Abort) -> Iterator[tuple[int, Output]]:
     """Take what the workers put, until GRACE after an abort."""
-    deadline: float | None = None
-    while deadline is None or time.monotonic() <= deadline:
-        if abort.is_set() and deadline is None:
-            deadline = time.monotonic() + GRACE
+    deadline = math.inf
+    while time.monotonic() <= deadline:
+        if abort.is_set():
+            deadline = min(deadline, time.monotonic() + GRACE)
         with contextlib.suppress(queue.Empty):
             yield outputs.get(timeout=TICK)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from coder.agent.instructions import Instruction
 
 Mode = Literal["primary", "subagent", "all"]
-FIELDS = ("description", "mode", "model", "max_steps")  # of an agent's file
+FIELDS = ("description", "mode", "model", "max_steps", "permissions")  # of an agent's file
 # A line of its front matter: the depth, the key, the value
 ENTRY = r"""( *)("[^"]*"|'[^']*'|[^\s:"'][^:]*?)\s*:(?:\s+(.*?))?\s*"""
 
@@ -194,7 +194,7 @@ def _read_agent(path: Path, base: AgentSpec) -> AgentSpec:
     check_ownership(path)
     front, prompt = split_front_matter(path.read_text("utf-8", "replace"))
     # Rules that are not read would make an agent that may do everything
-    names = "|".join([*FIELDS, "permissions"])
+    names = "|".join(FIELDS)
     if front is None and re.search(rf"^\W*---|\A(?:{names}):", prompt, re.M):
         raise ValueError("its front matter has to be between two lines ---, the first of the file")
     fields = _mapping(front or "")
@@ -212,7 +212,7 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
     """Raise ValueError for a line of the front matter that is not understood."""
     for key, value in fields.items():
         if key not in FIELDS or not isinstance(value, str):
-            known = ", ".join([*FIELDS, "permissions"])
+            known = ", ".join(FIELDS)
             raise ValueError(f"{key!r} is no line of an agent's front matter; known: {known}")
     mode = fields.get("mode", "all")
     if mode not in get_args(Mode):

@@ -28,11 +28,10 @@ class StructuredAnswer(Hooks):
     """Asks for the form in one run, and reads the answer. Raises TypeError for what is no form."""
 
     def __init__(self, form: type[Any] | Schema) -> None:
-        self.name = "answer"
+        self.name = getattr(form, "__name__", "answer")
         if isinstance(form, dict):
             self.kind = Kind(form)
         else:
-            self.name = getattr(form, "__name__", "answer")
             self.kind = kind_of(form, "output")
         if self.kind.schema.get("type") != "object":
             raise TypeError(f"{NOT_AN_OBJECT}, not {form!r:.80}")

@@ -55,10 +55,6 @@ class Child:
 Loaded = tuple[str, list[Message]]  # the agent of a child, and its messages
 
 
-def load_none(task_id: str) -> None:
-    """There is no earlier process."""
-
-
 class Subagents:
     """The sub-agents of a session. `load` finds a child of an earlier process."""
 
@@ -69,7 +65,7 @@ class Subagents:
         *,
         limits: Limits = Limits(),
         retry: RetryPolicy = RetryPolicy(),
-        load: Callable[[str], Loaded | None] = load_none,
+        load: Callable[[str], Loaded | None] = lambda task_id: None,
     ) -> None:
         self.specs = {spec.name: spec for spec in specs}
         self.equip = equip
@@ -167,12 +163,17 @@ def _as_result(result: RunResult, child: Child) -> ToolResult:
     """What the parent reads of a child's run."""
     task_id = f"[task_id: {child.id}]"
     if result.stop_reason != "stop":
-        early = f"The sub-agent did not finish ({result.stop_reason}): "
-        return ToolResult(f"{early}{result.text}\n\n{task_id}", is_error=True)
+        return ToolResult(
+            f"The sub-agent did not finish ({result.stop_reason}): {result.text}\n\n{task_id}",
+            is_error=True,
+        )
     answer = newest(child.messages)
     if answer.get("role") != "assistant" or not text_of(answer).strip():
-        way = f"Ask it again with task_id {child.id}, or do it yourself."
-        return ToolResult(f"The sub-agent ended without an answer. {way}", is_error=True)
+        return ToolResult(
+            "The sub-agent ended without an answer. "
+            f"Ask it again with task_id {child.id}, or do it yourself.",
+            is_error=True,
+        )
     return ToolResult(f"{result.text}\n\n{task_id}")
 
 

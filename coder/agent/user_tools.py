@@ -19,16 +19,13 @@ SYNONYMS = {"completed": "done", "in-progress": "in_progress", "": "pending"}  #
 NO_ANSWER = "The user gave no answer. Go on with what you think best, and say what you assumed."
 
 
-def _check_items(items: Any) -> list[dict[str, str]]:
+def _check_items(items: list[dict[str, Any]]) -> list[dict[str, str]]:
     """The items as {"text", "status"}. Raises ToolError."""
-    if not isinstance(items, list):
-        items = [items]
     checked = []
     for item in items:
-        fields = item if isinstance(item, dict) else {}
-        texts = [str(fields[name]) for name in TEXTS if fields.get(name)]
+        texts = [str(item[name]) for name in TEXTS if item.get(name)]
         text = " ".join(texts[0].split()) if texts else ""
-        status = str(fields.get("status") or "")
+        status = str(item.get("status") or "")
         status = SYNONYMS.get(status, status)
         if not text or status not in MARKS:
             raise ToolError(f'an item is {{"text", "status": {", ".join(MARKS)}}}, not {item!r}')
@@ -60,13 +57,8 @@ def todo(items: list[dict]) -> ToolResult:  # type: ignore[type-arg]
     return ToolResult(text, details={"todo": checked}, can_be_new=False)
 
 
-def _no_title(arguments: dict[str, Any]) -> str:
-    """The question itself is on the screen."""
-    return ""
-
-
 @tool(
-    title=_no_title,
+    title=lambda arguments: "",  # the question itself is on the screen
     permission="ask_user",
     default="allow",
     asks_itself=True,

@@ -85,8 +85,9 @@ class Guard(Hooks):
 
     def in_child(self) -> Hooks:
         """The hook for a sub-agent: for its requests and calls, but its run is the parent's."""
-        methods = [method for method in IN_CHILD if implements(self.hook, method)]
-        return FunctionHooks(**{method: getattr(self, method) for method in methods})
+        return FunctionHooks(
+            **{name: getattr(self, name) for name in IN_CHILD if implements(self.hook, name)}
+        )
 
     def _call_guarded(self, method: str, *args: Any) -> Events[Any]:
         if method == "on_run_start":
@@ -106,8 +107,9 @@ class Guard(Hooks):
             self._abort.check()
             if method not in self._reported_errors:
                 self._reported_errors.add(method)
-                text = f"{type(error).__name__}: {error}"
-                yield Notice(f"The hook {self.name} failed ({method}): {text}")
+                yield Notice(
+                    f"The hook {self.name} failed ({method}): {type(error).__name__}: {error}"
+                )
             if self.closed:
                 raise refusal(method, f"the hook {self.name} failed: {error}") from error
             without_the_hook = getattr(Hooks(), method)
@@ -177,8 +179,7 @@ def command_hooks(path: Path) -> list[Guard]:
         entries_by_method = json.loads(path.read_text("utf-8"))
         for method, entries in entries_by_method.items():
             for entry in entries:
-                command = Command(path.parent, **entry)
-                guards.append(command.guarded(method))
+                guards.append(Command(path.parent, **entry).guarded(method))
         return guards
     except (OSError, ValueError, TypeError, AttributeError, re.error) as error:
         raise CoderError(f"{path}: {error}") from None
@@ -201,11 +202,10 @@ class Command:
             raise ValueError(f"there is no hook {method!r}; known: {', '.join(IN_CHILD)}")
         re.compile(self.tools)
         hooks = FunctionHooks(on_run_start=self.on_run_start, **{method: getattr(self, method)})
-        seconds = float(self.seconds) + 1  # the command itself is stopped before
         return Guard(
             hooks,
             name=self.command,
-            seconds=seconds,
+            seconds=float(self.seconds) + 1,  # the command itself is stopped before
             closed=self.closed,
         )
 
@@ -220,8 +220,7 @@ class Command:
         self._ask("after_llm_call", text=completion.text, calls=calls)
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> ToolResult | None:
-        facts = {"cwd": ctx.cwd, "session_id": ctx.session_id}
-        answer = self._ask("before_tool_call", call, **facts)
+        answer = self._ask("before_tool_call", call, cwd=ctx.cwd, session_id=ctx.session_id)
         if isinstance(answer.get("arguments"), dict):
             call.arguments = answer["arguments"]
         if isinstance(answer.get("result"), str):
@@ -229,8 +228,8 @@ class Command:
         return None
 
     def after_tool_call(self, call: ToolCall, result: ToolResult) -> ToolResult | None:
-        facts = {"result": result.content, "is_error": result.is_error}
-        text = self._ask("after_tool_call", call, **facts).get("result")
+        answer = self._ask("after_tool_call", call, result=result.content, is_error=result.is_error)
+        text = answer.get("result")
         if isinstance(text, str):
             return replace(result, content=text)
         return None

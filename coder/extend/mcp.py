@@ -39,11 +39,10 @@ from coder.types import T, ToolError, ToolResult
 START = 60  # seconds for a server to start; `npx` may download it
 CALL = 300  # seconds for a call
 MAX_NAME = 64  # characters of a tool's name, by the API
-UNKNOWN_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+UNKNOWN_IN_NAMES = r"[^a-zA-Z0-9_-]"
 MAX_STDERR = 1_000_000  # bytes that are kept of a program's standard error
 MANY = 40_000  # characters of all tools, which each request sends; above it, a notice says so
-NO_WAIT = -1.0  # a time that is over
-VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")  # ${NAME} and ${NAME:-default}
+VARIABLE = r"\$\{(\w+)(?::-([^}]*))?\}"  # ${NAME} and ${NAME:-default}
 REJECTED = {"$schema", "allOf", "anyOf", "enum", "not", "oneOf"}  # by APIs, at the top
 to_json = partial(json.dumps, ensure_ascii=False)
 
@@ -63,7 +62,7 @@ def expand(entry: Any, cwd: Path) -> Any:
             raise ValueError(f"the variable {name} is not set")
         return default
 
-    return json.loads(VARIABLE.sub(value_of, json.dumps(entry)))
+    return json.loads(re.sub(VARIABLE, value_of, json.dumps(entry)))
 
 
 class Server:
@@ -141,22 +140,22 @@ class Server:
                 "cwd": self.folder / Path(entry.get("cwd", "")).expanduser(),
                 "env": marked_environment() | entry.get("env", {}),
             }
-            transport = program(StdioServerParameters(**start), self._stderr)
-            return Client(checked(transport, self.left_out))
-        if "url" not in entry or entry.get("type") == "sse":
+            transport: Any = program(StdioServerParameters(**start), self._stderr)
+        elif "url" in entry and entry.get("type") != "sse":
+            http = httpx2.AsyncClient(
+                headers=entry.get("headers"),
+                timeout=CALL,
+                event_hooks={"response": [bounded]},
+            )
+            await stack.enter_async_context(http)
+            transport = streamable_http_client(
+                entry["url"],
+                http_client=http,
+                max_sse_event_size=MAX_RESULT,
+            )
+        else:
             raise ValueError("a server needs a command, or a url of streamable HTTP")
-        http = httpx2.AsyncClient(
-            headers=entry.get("headers"),
-            timeout=CALL,
-            event_hooks={"response": [bounded]},
-        )
-        await stack.enter_async_context(http)
-        site = streamable_http_client(
-            entry["url"],
-            http_client=http,
-            max_sse_event_size=MAX_RESULT,
-        )
-        return Client(checked(site, self.left_out))
+        return Client(checked(transport, self.left_out))
 
     def _reason(self, error: BaseException) -> str:
         """Why it failed, in one line: the error, and what the program wrote last on stderr."""
@@ -192,14 +191,15 @@ class Server:
             if not has_ended:
                 raise ToolError(error.message) from None
             await self.close()
-            why = f"the MCP server {self.name} ended: {self._reason(error)}"
-            raise ToolError(f"{why}. The next call starts it again.") from None
+            raise ToolError(
+                f"the MCP server {self.name} ended: {self._reason(error)}. "
+                "The next call starts it again."
+            ) from None
 
 
 def result_of(result: Any) -> ToolResult:
     """A CallToolResult as a ToolResult: texts and images, else its structured content."""
-    blocks = [block.model_dump(by_alias=True, mode="json") for block in result.content]
-    parts = [_part(block) for block in blocks]
+    parts = [_part(block.model_dump(by_alias=True, mode="json")) for block in result.content]
     texts = [part["text"] for part in parts if "text" in part]
     if result.structured_content is not None and not texts:
         text = to_json(result.structured_content)
@@ -228,7 +228,9 @@ def _part(block: dict[str, Any]) -> dict[str, Any]:
 
 class Servers:
     """The servers of a file, for a session in `cwd` (or the present folder), and `more` of the
-    program's own. They start at once; one thread runs the event loop of the package `mcp` for all.
+    program's own.
+
+    They start at once; one thread runs the event loop of the package `mcp` for all.
     """
 
     def __init__(
@@ -244,7 +246,8 @@ class Servers:
         entries = dict(more or {})
         try:
             if path.exists() or not more:
-                entries = _read_entries(path) | entries
+                check_ownership(path)
+                entries = dict(json.loads(path.read_text("utf-8"))["mcpServers"]) | entries
         except (OSError, ValueError, LookupError, TypeError) as error:
             self._problems = [f"{path} is ignored: {type(error).__name__}: {error}"]
         for name, entry in entries.items():
@@ -276,7 +279,6 @@ class Servers:
             yield Notice(problem)
         if self._starting and not self._are_late_reported:
             self._are_late_reported = True
-            self._deadline = NO_WAIT
             names = ", ".join(server.name for server in self._starting)
             yield Notice(f"MCP servers still starting: {names}. A later prompt has their tools.")
 
@@ -295,14 +297,13 @@ class Servers:
         for server in self.servers:
             for offered in server.tools:
                 name = f"{server.name}__{offered.name}"
-                name = UNKNOWN_IN_NAMES.sub("_", name)[:MAX_NAME]
+                name = re.sub(UNKNOWN_IN_NAMES, "_", name)[:MAX_NAME]
                 if name in tools:  # another name that is the same in these characters
                     name = f"{name[: MAX_NAME - 5]}_{len(tools):04}"
                 schema = offered.input_schema
-                description = offered.description or ""
                 tools[name] = Tool(
                     name=name,
-                    description=description[:2_000],  # each request holds it
+                    description=(offered.description or "")[:2_000],  # each request holds it
                     parameters={key: schema[key] for key in schema if key not in REJECTED},
                     function=partial(self._call, server, offered.name),
                     title=to_json,
@@ -363,12 +364,6 @@ class Servers:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
 
-def _read_entries(path: Path) -> dict[str, Any]:
-    """The servers of a file, by name. Raises OSError, ValueError, LookupError, TypeError."""
-    check_ownership(path)
-    return dict(json.loads(path.read_text("utf-8"))["mcpServers"])
-
-
 def _problems_of(servers: list[Server]) -> list[str]:
     """A sentence for each problem of these servers, with all that share it."""
     names_by_problem: dict[str, list[str]] = {}
@@ -378,8 +373,10 @@ def _problems_of(servers: list[Server]) -> list[str]:
             names_by_problem.setdefault(server.problem, []).append(server.name)
         elif server.left_out:
             names = ", ".join(server.left_out)
-            why = "their inputSchema is missing or incomplete"
-            sentences.append(f"MCP server {server.name}: tools left out: {names} ({why})")
+            sentences.append(
+                f"MCP server {server.name}: tools left out: {names} "
+                "(their inputSchema is missing or incomplete)"
+            )
     for problem, failed in names_by_problem.items():
         sentences.append(f"MCP servers left out: {', '.join(failed)} ({problem})")
     return sentences

@@ -9,12 +9,13 @@ quadratic time.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+
+from coder.tools.processes import signal_group
 
 MAX_RESULT = 16_000_000  # bytes of a message; a picture may have some MB
 TOO_LONG = f"the result was over {MAX_RESULT // 1_000_000} MB and is left out; ask for less of it"
@@ -23,8 +24,8 @@ TICK = 0.01  # seconds between looks at a program that ends
 
 # The id of a response. In whatever order its three members are, it is next to one end of it
 _RPC = rb'"jsonrpc"\s*:\s*"2\.0"\s*'
-FIRST_ID = re.compile(rb'\s*\{\s*(?:%s,\s*)?"id"\s*:\s*(\d+)\b(?!\s*,\s*"method")' % _RPC)
-LAST_ID = re.compile(rb'"id"\s*:\s*(\d+)\s*(?:,\s*%s)?\}\s*$' % _RPC)
+FIRST_ID = rb'\s*\{\s*(?:%s,\s*)?"id"\s*:\s*(\d+)\b(?!\s*,\s*"method")' % _RPC
+LAST_ID = rb'"id"\s*:\s*(\d+)\s*(?:,\s*%s)?\}\s*$' % _RPC
 
 
 class Checked:
@@ -127,26 +128,28 @@ async def _messages(output: asyncio.StreamReader) -> AsyncIterator[Any]:
             return
         except asyncio.LimitOverrunError as error:
             part = await output.readexactly(error.consumed)
-            answered = None if skipped else FIRST_ID.match(part)
+            answered = None if skipped else re.match(FIRST_ID, part)
             if answered:  # at once: the line may never end
-                yield SessionMessage(_too_long(int(answered[1])))
+                yield SessionMessage(_too_long(answered[1]))
             skipped = part[-200:]
             continue
         if not skipped:
             with suppress(ValueError):  # a line that is no message is not for us
                 yield SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
             continue
-        answered = LAST_ID.search(skipped + line[-200:])
+        answered = re.search(LAST_ID, skipped + line[-200:])
         if answered:
-            yield SessionMessage(_too_long(int(answered[1])))
+            yield SessionMessage(_too_long(answered[1]))
         skipped = b""
 
 
-def _too_long(request_id: int) -> Any:
+def _too_long(request: bytes) -> Any:
+    """The answer to the request with this number."""
     from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError
 
-    error = ErrorData(code=INTERNAL_ERROR, message=TOO_LONG)
-    return JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
+    return JSONRPCError(
+        jsonrpc="2.0", id=int(request), error=ErrorData(code=INTERNAL_ERROR, message=TOO_LONG)
+    )
 
 
 class _Input:
@@ -172,12 +175,7 @@ class _Input:
             self._process.stdin.write(f"{text}\n".encode())
             await self._process.stdin.drain()
         except OSError:
-            _signal(self._process, signal.SIGKILL)
-
-
-def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+            signal_group(self._process.pid, signal.SIGKILL)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -185,7 +183,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         if await _has_ended(process):
             return
-        _signal(process, number)
+        signal_group(process.pid, number)
     await _has_ended(process)
 
 

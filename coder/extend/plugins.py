@@ -72,11 +72,10 @@ class PluginApi:
         """Add a hook, in a Guard with these options."""
         if not isinstance(hook, Hooks):
             raise TypeError(f"a hook is a coder.Hooks, not {type(hook).__name__}")
-        name = f"{self.name}: {type(hook).__name__}"
         self.hooks.append(
             Guard(
                 hook,
-                name=name,
+                name=f"{self.name}: {type(hook).__name__}",
                 seconds=seconds,
                 closed=closed,
             )
@@ -136,8 +135,10 @@ class Plugins(PluginApi):
             except Exception as error:
                 self.subscribers.remove(subscriber)
                 plugin = getattr(subscriber, "__module__", None) or "a plugin"
-                why = f"{type(error).__name__}: {error}"
-                self.report(f"A subscriber of {plugin} failed and is removed: {why}")
+                self.report(
+                    f"A subscriber of {plugin} failed and is removed: "
+                    f"{type(error).__name__}: {error}"
+                )
 
 
 def _run_file(path: Path) -> Setup:

@@ -25,19 +25,19 @@ from pathlib import Path
 from coder.agent.profiles import split_front_matter
 from coder.permissions.ownership import check_ownership
 from coder.permissions.sanitize import escape_invisible
-from coder.tools.workspace import escaped, read_small_file
+from coder.tools.workspace import escaped, read_small_file, real
 from coder.types import Report, ignore
 
-NAME = re.compile(r"[a-z0-9][\w-]{0,63}", re.A)
+NAME = r"(?a)[a-z0-9][\w-]{0,63}"
 SKILL = "SKILL.md"  # the name of a skill's file
 MAX_FILES = 200  # of a project's folder
 MAX_FILE = 64_000  # bytes
 MAX_FOLDER = 20_000_000  # bytes of a project's skill; each file counts for some more
 MAX_DESCRIPTION = 1024  # characters, as agentskills.io has it
-PLACEHOLDER = re.compile(r"\$(ARGUMENTS\b|[1-9](?!\d))")
+PLACEHOLDER = r"\$(ARGUMENTS\b|[1-9](?!\d))"
 # `key: value`, with | or > before a block
-ENTRY = re.compile(r"([\w-]+):(?:\s+(?:[|>][+-]?)?(.*))?")
-QUOTED = re.compile(r"\A(['\"])(.*)\1\Z")
+ENTRY = r"([\w-]+):(?:\s+(?:[|>][+-]?)?(.*))?"
+QUOTED = r"\A(['\"])(.*)\1\Z"
 SKILLS = (
     "Skills: files with the user's instructions. "
     "Where one fits the task, read it first and follow it."
@@ -76,7 +76,7 @@ class PromptFile:
         def value_of(placeholder: re.Match[str]) -> str:
             return values.get(placeholder[1], "")
 
-        text, count = PLACEHOLDER.subn(value_of, self.text)
+        text, count = re.subn(PLACEHOLDER, value_of, self.text)
         if count == 0:
             text = f"{text}\n\n{words}".strip()
         # The user's own @path attaches a file unasked; in a project's file it is text
@@ -109,9 +109,9 @@ class PromptFiles:
             for path in _paths_in(folder, folder in with_commands):
                 self._add(path, project=None)
         # A project in the home folder may have the user's own folder
-        own = {os.path.realpath(folder) for folder in users}
+        own = {real(folder) for folder in users}
         for folder in projects:
-            if os.path.realpath(folder) in own:
+            if real(folder) in own:
                 continue
             paths = _paths_in(folder, folder in with_commands)
             if len(paths) > MAX_FILES:
@@ -189,7 +189,7 @@ def read_prompt_file(path: Path, project: Path | None = None) -> PromptFile:
     """The command or skill of a file of the user's, or of `project`. Raises OSError, ValueError."""
     is_skill = path.name == SKILL
     name = (path.parent.name if is_skill else path.stem).lower()
-    if not NAME.fullmatch(name):
+    if not re.fullmatch(NAME, name):
         raise ValueError("a name has letters, digits, - and _ only")
 
     data = _read_owned(path, project)
@@ -209,18 +209,18 @@ def read_prompt_file(path: Path, project: Path | None = None) -> PromptFile:
         text=escape_invisible(text),  # as the model gets it
     )
     if project is not None:
-        file.digest = _digest_of(data, Path(os.path.realpath(path)))
+        file.digest = _digest_of(data, real(path))
     return file
 
 
 def _read_owned(path: Path, project: Path | None) -> bytes:
     """The bytes of a file of the user's, or of one inside `project`. Raises OSError, ValueError."""
-    real = Path(os.path.realpath(path))
+    file = real(path)
     if project is None:
         check_ownership(path)
-    elif real.name != path.name or not real.is_relative_to(os.path.realpath(project)):
+    elif file.name != path.name or not file.is_relative_to(real(project)):
         raise ValueError("it is a link that leads elsewhere")
-    data = read_small_file(real, MAX_FILE + 1)
+    data = read_small_file(file, MAX_FILE + 1)
     if data is None or len(data) > MAX_FILE:
         raise ValueError(f"it is no regular file of at most {MAX_FILE:,} bytes")
     return data
@@ -262,10 +262,10 @@ def read_front_matter(text: str) -> dict[str, str]:
     head: dict[str, str] = {}
     key = ""
     for line in text.splitlines():
-        entry = ENTRY.fullmatch(line)
+        entry = re.fullmatch(ENTRY, line)
         if entry:
             key = entry[1]
             head[key] = entry[2] or ""
         elif key and line[:1].isspace():
             head[key] += f" {line.strip()}"
-    return {key: QUOTED.sub(r"\2", value.strip()) for key, value in head.items()}
+    return {key: re.sub(QUOTED, r"\2", value.strip()) for key, value in head.items()}

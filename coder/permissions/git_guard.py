@@ -25,7 +25,9 @@ from coder.tools.workspace import (
     NEW_FILE,
     escaped,
     make_private,
+    put_file,
     read_small_file,
+    real,
     temporary_name,
 )
 
@@ -146,15 +148,8 @@ class GitGuard:
                 os.unlink(path)
             return
         mode, data = old
-        folder = os.path.dirname(path)
-        os.makedirs(folder, exist_ok=True)
-        temporary = Path(folder, temporary_name())
-        if stat.S_ISLNK(mode):
-            temporary.symlink_to(os.fsdecode(data))
-        else:
-            temporary.write_bytes(data)
-            temporary.chmod(stat.S_IMODE(mode))
-        os.replace(temporary, path)
+        target = Path(path)
+        put_file(real(target.parent) / target.name, data, mode, sync=False)
 
 
 class _Record:
@@ -169,8 +164,7 @@ class _Record:
         self._folder = folder
         self._path = folder / f"{name}-{os.getpid()}-{os.urandom(4).hex()}.json"
         self._lock = NO_LOCK
-        records = folder.glob(f"{name}*.json")
-        self._of_killed = [path for path in records if not _is_locked(path)]
+        self._of_killed = [path for path in folder.glob(f"{name}*.json") if not _is_locked(path)]
 
     @property
     def is_written(self) -> bool:

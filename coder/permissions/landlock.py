@@ -187,25 +187,24 @@ def _filter_calls(network: bool) -> bool:
     program = [(LOAD, 0, 0, ARCH)]
     for arch, calls in CALLS.items():
         part = [(LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, X32), DENY]
-        part += _case(calls.prlimit64, OWN_LIMITS)
-        part += _case(calls.setpriority, _own_priority(PRIO_USER))
-        part += _case(calls.ioprio_set, _own_priority(IOPRIO_WHO_USER))
+        part += case(calls.prlimit64, OWN_LIMITS)
+        part += case(calls.setpriority, _own_priority(PRIO_USER))
+        part += case(calls.ioprio_set, _own_priority(IOPRIO_WHO_USER))
         for number in calls.scheduling:
-            part += _case(number, OWN_PROCESS)
+            part += case(number, OWN_PROCESS)
         if not network:
-            part += _case(IO_URING_SETUP, [DENY])
-            part += _case(calls.socket, LOCAL_SOCKETS)
+            part += case(IO_URING_SETUP, [DENY])
+            part += case(calls.socket, LOCAL_SOCKETS)
         if not network and calls.socketcall:
-            part += _case(calls.socketcall, [DENY])  # its arguments cannot be seen
+            part += case(calls.socketcall, [DENY])  # its arguments cannot be seen
         part.append(ALLOW_CALL)
-        program += _case(arch, part)
+        program += case(arch, part)
     return install_filter(program)
 
 
 def install_filter(program: list[Instruction]) -> bool:
     """Filter this thread's system calls for good, and deny all of other architectures."""
-    instructions = [struct.pack("=HBBI", *instruction) for instruction in [*program, DENY]]
-    packed = b"".join(instructions)
+    packed = b"".join([struct.pack("=HBBI", *instruction) for instruction in [*program, DENY]])
     code = ctypes.create_string_buffer(packed)
     header = struct.pack("@HP", len(packed) // 8, ctypes.addressof(code))
     with contextlib.suppress(OSError):
@@ -226,7 +225,7 @@ def _own_priority(users: int) -> list[Instruction]:
     ]
 
 
-def _case(value: int, part: list[Instruction]) -> list[Instruction]:
+def case(value: int, part: list[Instruction]) -> list[Instruction]:
     """Run `part` if the loaded value is this one."""
     return [(EQUAL, 0, len(part), value), *part]
 

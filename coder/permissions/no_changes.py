@@ -15,11 +15,12 @@ from coder.permissions.landlock import (
     ARCH,
     CALLS,
     DENY,
-    EQUAL,
     FIRST,
     LOAD,
     NUMBER,
+    SECOND,
     Instruction,
+    case,
     install_filter,
     restrict,
 )
@@ -52,8 +53,8 @@ CALLS_THAT_CHANGE = {
 # fchmodat2, setxattrat, removexattrat, file_setattr: one number on all machines
 NEWER_CALLS = (452, 463, 466, 469)
 IOCTL = {X86_64: 16, AARCH64: 29}
-SECOND = 24  # in struct seccomp_data, as FIRST: the request of an ioctl
-FLAGS_OF_A_FILE = (0x40086602, 0x401C5820)  # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR: ioctl_fs(2)
+# The second argument of an ioctl: FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR (ioctl_fs(2))
+FLAGS_OF_A_FILE = (0x40086602, 0x401C5820)
 UNIX = 1  # the family of a socket
 
 
@@ -81,23 +82,18 @@ def deny_changes() -> bool:
         numbers = [number[column] for number in CALLS_THAT_CHANGE.values() if number[column]]
         part: list[Instruction] = [(LOAD, 0, 0, NUMBER)]
         for number in (*numbers, *NEWER_CALLS):
-            part += _deny_value(number)
-        part += _deny_argument(CALLS[arch][0], FIRST, UNIX)
+            part += case(number, [DENY])
+        part += _deny_argument(CALLS[arch].socket, FIRST, UNIX)
         part += _deny_argument(IOCTL[arch], SECOND, *FLAGS_OF_A_FILE)
         part.append(ALLOW_CALL)
-        program += [(EQUAL, 0, len(part), arch), *part]
+        program += case(arch, part)
     return install_filter(program)
-
-
-def _deny_value(value: int) -> list[Instruction]:
-    """Deny the call if the loaded value is this one."""
-    return [(EQUAL, 0, 1, value), DENY]
 
 
 def _deny_argument(call: int, offset: int, *values: int) -> list[Instruction]:
     """Deny this call if its argument at `offset` is one of the values."""
     tests: list[Instruction] = [(LOAD, 0, 0, offset)]
     for value in values:
-        tests += _deny_value(value)
+        tests += case(value, [DENY])
     tests.append(ALLOW_CALL)
-    return [(EQUAL, 0, len(tests), call), *tests]
+    return case(call, tests)

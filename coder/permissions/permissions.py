@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -58,8 +58,9 @@ class Permissions(Policy, Hooks):
         )
         targets = ", ".join(patterns)
         if decision.action == "deny":
-            rules = f"a rule denies {permission} {targets}. Do not try it another way."
-            raise self._denied(permission, rules)
+            raise self._denied(
+                permission, f"a rule denies {permission} {targets}. Do not try it another way."
+            )
         if decision.is_confined and not getattr(ctx.confine, "read_only", False):
             raise DeniedError(NOT_CONFINED)
         if decision.action == "allow" or permission == answered:
@@ -85,9 +86,9 @@ class Permissions(Policy, Hooks):
         """Raise DeniedError for a no; after "always" keep the pattern that was `shown`, or the
         user's own.
         """
-        if question.answer == "no" and question.reason:  # the user may have named another way
-            raise DeniedError(f"the user refused and wrote: {question.reason}")
         if question.answer == "no":
+            if question.reason:  # the user may have named another way
+                raise DeniedError(f"the user refused and wrote: {question.reason}")
             raise DeniedError("the user refused. Do not try it another way.")
         if question.answer == "always" and shown:
             is_path = question.permission in ("edit", "external_directory")
@@ -100,11 +101,12 @@ class Permissions(Policy, Hooks):
             )
             self.memory.append(rule)
 
-    def _denied(self, kind: str, rules: str) -> DeniedError:
-        """Say that rules deny this kind of action, or that it is the plan which denies it."""
+    def _denied(self, kind: str, text: str) -> DeniedError:
+        """Say with this text that rules deny the action; or that the plan does, which denies this
+        kind by itself."""
         if self.changes_nothing:
-            return DeniedError(PLAN_DENIES.get(kind, rules))
-        return DeniedError(rules)
+            text = PLAN_DENIES.get(kind, text)
+        return DeniedError(text)
 
     def before_tool_call(self, call: ToolCall, ctx: ToolContext) -> Outcome[ToolResult | None]:
         ctx.authorize = self.authorize
@@ -129,8 +131,7 @@ class Permissions(Policy, Hooks):
             detail = json.dumps(arguments, ensure_ascii=False, indent=2)
         elif tool.kind == "read":
             text = str(arguments.get("path") or ".")
-            decision = self.decide_without_yolo("read", text, ctx.cwd, tool.default)
-            is_asked = decision.action == "ask"
+            is_asked = self.decide_without_yolo("read", text, ctx.cwd, tool.default).action == "ask"
             ctx.secret = partial(self.is_closed, cwd=ctx.cwd, is_asked=is_asked)
         is_answered = yield from self.authorize(ctx, tool.kind, [text], detail)
         if is_answered:
@@ -144,11 +145,10 @@ class Permissions(Policy, Hooks):
             return event.allowed
         return action == "allow"
 
-    def offered(self, tools: Iterable[Tool]) -> list[Tool]:
+    def offered(self, tools: Sequence[Tool]) -> list[Tool]:
         """The tools that a model gets."""
-        all_tools = list(tools)
-        self.known_tools |= {tool.name: tool for tool in all_tools}
-        return [tool for tool in all_tools if not self.is_denied(tool)]
+        self.known_tools |= {tool.name: tool for tool in tools}
+        return [tool for tool in tools if not self.is_denied(tool)]
 
 
 def _denial(permission: str, decision: Decision) -> str:

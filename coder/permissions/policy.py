@@ -32,6 +32,7 @@ from coder.permissions.rules import (
     strictest,
 )
 from coder.permissions.shell import joined, parse
+from coder.tools.workspace import real
 from coder.toolset import Default, Tool
 
 # The answer of a kind without a rule, if no tool of it is called; all other kinds ask
@@ -75,7 +76,7 @@ class Policy:
         self.agent = list(agent)
         self.flags = list(flags)
         self.workspace = list(workspace)
-        self.private = [Path(os.path.realpath(folder)) for folder in private]
+        self.private = [real(folder) for folder in private]
         self.can_ask = can_ask
         self.yolo = yolo
         self.read_only = read_only
@@ -189,9 +190,8 @@ class Policy:
         if is_confined and self._names_closed_file(command, cwd):
             reason = "it names a file that may hold secrets"
             decisions.append(Decision("ask"))
-        decision = strictest(decisions)
         return replace(
-            decision,
+            strictest(decisions),
             always_pattern=command,
             reason=reason,
             is_confined=is_confined,
@@ -206,12 +206,10 @@ class Policy:
         if self._has_allowed("unconfined", command):
             return ALLOW
         decisions = [self._decide_on_part("unconfined", part, default) for part in parts]
-        reason = "it would run outside the sandbox"
-        decision = strictest(decisions)
         return replace(
-            decision,
+            strictest(decisions),
             always_pattern=command,
-            reason=reason,
+            reason="it would run outside the sandbox",
             even_with_yolo=True,
         )
 
@@ -282,8 +280,7 @@ class Policy:
             decisions.append(Decision(limit.action))
         limit = last_match(permission, names, self.agent)
         if limit and not (is_lifted and limit.action == "ask"):
-            is_question = limit.action == "ask"
-            decisions.append(Decision(limit.action, even_with_yolo=is_question))
+            decisions.append(Decision(limit.action, even_with_yolo=limit.action == "ask"))
         return strictest(decisions)
 
     def may_allow(self, permission: str) -> bool:

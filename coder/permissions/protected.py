@@ -43,8 +43,11 @@ def protection(
     is_protected = not FOLDERS.isdisjoint(plain.parts) or re.fullmatch(FILES, plain.name)
     if not even_with_yolo and not is_protected:
         return ALLOW
-    reason = "programs or later sessions follow what is in it"
-    return Decision("ask", reason=reason, even_with_yolo=even_with_yolo)
+    return Decision(
+        "ask",
+        reason="programs or later sessions follow what is in it",
+        even_with_yolo=even_with_yolo,
+    )
 
 
 def _plain(path: str) -> PurePath:

@@ -293,9 +293,7 @@ def _is_harmless(top: Path, shows: bool) -> bool:
 
     `shows`: the command prints files, none of which may hold secrets.
     """
-    folders = git_folders(top)
-    folder = folders[0]
-    shared = folders[-1]
+    folder, shared = git_folders(top)
     if not _is_repository(folder, shared) or writable_git_folders(top) != [shared]:
         return False
     if not _is_whole(shared) or _leads_elsewhere(top, shared):

@@ -229,15 +229,14 @@ def _is_denied(text: str, layers: Sequence[Sequence[Rule]]) -> bool:
     return False
 
 
-def _whole_commands(command: str, text: str) -> Collection[str]:
+def _whole_commands(command: str, text: str) -> list[str]:
     """The commands of a line, each in two forms; of one that is not plain, guesses at them."""
     plain = parse(command)
     if plain is None:
-        return dict.fromkeys([command.strip(), *_without_quotes(text)])
-    commands: dict[str, None] = {}
+        return [command.strip(), *_without_quotes(text)]
+    commands = []
     for argv in plain:
-        commands[joined(argv)] = None
-        commands[" ".join(argv)] = None
+        commands += [joined(argv), " ".join(argv)]
     return commands
 
 
@@ -284,8 +283,10 @@ def rule_of(text: str, action: Action) -> Rule:
     """Read `KIND` or `KIND:PATTERN`, as flags have it. Raises RulesError."""
     permission, colon, pattern = text.partition(":")
     if not re.fullmatch(r"[\w*?-]+", permission) or (colon and not pattern.strip()):
-        form = "it has to be KIND or KIND:PATTERN, such as edit or 'bash:git diff *'"
-        raise RulesError(f"{text!r} is no rule: {form}")
+        raise RulesError(
+            f"{text!r} is no rule: "
+            "it has to be KIND or KIND:PATTERN, such as edit or 'bash:git diff *'"
+        )
     return _rule(permission, pattern.strip() or "*", action, FLAG)
 
 

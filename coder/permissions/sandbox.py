@@ -19,7 +19,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -198,8 +198,8 @@ class Sandbox(Hooks):
         self._end_all = lambda: None
         _with_commands.add(self)
         if self._is_scoped:
-            start = partial(processes.start_guard, "kill -9 -1")
-            _, descriptor = self.signaller.submit(start).result()
+            guard = self.signaller.submit(processes.start_guard, "kill -9 -1")
+            _, descriptor = guard.result()
             self._end_all = weakref.finalize(self, os.close, descriptor)
 
     def _end_commands(self) -> bool:
@@ -273,7 +273,7 @@ class CallConfinement:
     `reader`: the sandbox's thread of this name, which may change nothing; then `read_only` is true.
     """
 
-    def __init__(self, sandbox: Sandbox, is_search: bool, reader: JobThread | None = None) -> None:
+    def __init__(self, sandbox: Sandbox, is_search: bool, reader: JobThread | None) -> None:
         self.sandbox = sandbox
         self.is_search = is_search
         self.outside = False
@@ -322,8 +322,8 @@ class CallConfinement:
         """End a child that an interrupt kept from its owner."""
         if started.exception():
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError), started.result() as process:
-            os.killpg(process.pid, signal.SIGKILL)
+        with started.result() as process:
+            processes.signal_group(process.pid, signal.SIGKILL)
         if not self.is_search:
             self._end()
 

@@ -125,12 +125,12 @@ class Git:
             make_private(self._git_folder / "refs")
             head.touch(0o600)  # else the umask would decide
             head.write_bytes(HEAD)
-        folders = git_folders(self.top)
+        folder, shared = git_folders(self.top)
         return own_environment() | {
             "GIT_DIR": str(self._git_folder),
             "GIT_WORK_TREE": str(self.top),
-            "GIT_INDEX_FILE": str(folders[0] / "index"),
-            "GIT_OBJECT_DIRECTORY": str(folders[-1] / "objects"),
+            "GIT_INDEX_FILE": str(folder / "index"),
+            "GIT_OBJECT_DIRECTORY": str(shared / "objects"),
             "GIT_CONFIG_GLOBAL": os.devnull,
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_NO_LAZY_FETCH": "1",

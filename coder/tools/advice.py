@@ -15,38 +15,35 @@ MAX_NEAREST = 40  # lines that an error shows
 
 @dataclass(frozen=True)
 class Slip:
-    """What models write that is not in the file: a pattern, what it means, and what to say."""
+    """What models write that is not in the file: a pattern, what to say, and what is meant."""
 
-    pattern: re.Pattern[str]
-    meant: str | Callable[[re.Match[str]], str]
+    pattern: str
     cause: str
+    meant: str | Callable[[re.Match[str]], str] = ""
 
 
 ENTITIES = {"&lt;": "<", "&gt;": ">", "&amp;": "&", "&quot;": '"', "&#39;": "'"}
 SLIPS = (
     Slip(
-        re.compile(r"^ *\d+[\t|→]", re.MULTILINE),
-        meant="",
+        r"(?m)^ *\d+[\t|→]",
         cause="It seems to hold line numbers, which are not part of the file.",
     ),
     Slip(
-        re.compile(r"\\n"),
+        r"\\n",
         meant="\n",
         cause=r"It holds \n as two characters: send real newlines.",
     ),
     Slip(
-        re.compile(r"""\\(?=["'`])|&(?:lt|gt|amp|quot|#39);"""),
+        r"""\\(?=["'`])|&(?:lt|gt|amp|quot|#39);""",
         meant=lambda escape: ENTITIES.get(escape[0], ""),
         cause=r"It seems escaped (\", &gt;): give the characters of the file.",
     ),
     Slip(
-        re.compile(r"^\s*(?:#|//|/\*|--)?\s*(?:\.\.\.|…).*$", re.MULTILINE),
-        meant="",
+        r"(?m)^\s*(?:#|//|/\*|--)?\s*(?:\.\.\.|…).*$",
         cause="... stands for nothing: give all lines.",
     ),
     Slip(
-        re.compile(r"^(?:[-+]|(?:<{5,}|={5,}|>{5,}|```).*$)", re.MULTILINE),
-        meant="",
+        r"(?m)^(?:[-+]|(?:<{5,}|={5,}|>{5,}|```).*$)",
         cause=(
             "It has marks of a diff or of Markdown (-, +, <<<<<<<, ```): give only the file's text."
         ),
@@ -103,7 +100,7 @@ def _find_cause(file: Text, old: Sequence[str]) -> tuple[list[str], str]:
 
     text = "\n".join(old)
     for slip in SLIPS:
-        meant = slip.pattern.sub(slip.meant, text)
+        meant = re.sub(slip.pattern, slip.meant, text)
         if count_unknown(meant) < count_unknown(text):
             return meant.split("\n"), slip.cause
     return list(old), ""

@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
@@ -46,7 +46,7 @@ TOOL_AS_PROGRAM = (
     r"line \d+: (apply_patch|edit|write|glob|todo|task|ask_user|read): "
     r"(?:command not found|`.*': not a valid identifier)"
 )
-SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
+SYSTEM = "/bin:/usr/bin:/usr/local/bin"  # folders that are searched first for bash
 
 
 @tool(
@@ -150,10 +150,7 @@ def _say_code(code: int) -> str:
 @cache
 def shell() -> str:
     """The system's bash, before anything that a folder on PATH may offer."""
-    for path in SHELLS:
-        if os.access(path, os.X_OK):
-            return path
-    path = shutil.which("bash") or ""
+    path = shutil.which("bash", path=SYSTEM) or shutil.which("bash")
     if not path:
         raise ToolError("there is no bash on this machine")
     return path
@@ -199,15 +196,7 @@ def output_of(
         env |= confine.environment
     env |= variables or {}
     env[processes.MARK] = mark
-    start: Any = partial(
-        subprocess.Popen,
-        argv,
-        stdin=stdin,
-        stderr=stderr,
-        cwd=cwd,
-        env=env,
-    )
-    process = _start(start, cwd, confine)
+    process = _start(argv, cwd, confine, stdin=stdin, stderr=stderr, env=env)
     processes.note_start(process.pid)
     cause = "interrupted"
     try:
@@ -222,14 +211,21 @@ def output_of(
     return process.wait(), cause
 
 
-def _start(
-    start: Callable[..., subprocess.Popen[bytes]], cwd: Path, confine: Any
-) -> subprocess.Popen[bytes]:
+def _start(argv: list[str], cwd: Path, confine: Any, **more: Any) -> subprocess.Popen[bytes]:
     """The child, in a session of its own. Raises ToolError if it cannot be started."""
     processes.main_guard()
-    start = partial(start, stdout=subprocess.PIPE, start_new_session=True)
+    start: Any = partial(
+        subprocess.Popen,
+        argv,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        **more,
+    )
+    if confine:
+        start = partial(confine.start, start)
     try:
-        child: subprocess.Popen[bytes] = confine.start(start) if confine else start()
+        child: subprocess.Popen[bytes] = start()
     except (OSError, ValueError) as error:
         gone = "" if cwd.is_dir() else f" (the folder {cwd} is gone)"
         raise ToolError(f"the command could not be started: {error}{gone}") from None
@@ -255,12 +251,11 @@ def read_output(
         if time.monotonic() > deadline:
             return "timeout"
     drained_at = time.monotonic() + DRAIN
-    data = pipe.read(0)
-    while data:
-        yield data
-        if time.monotonic() > drained_at:
-            break
+    while time.monotonic() <= drained_at:
         data = pipe.read(0)
+        if not data:
+            break
+        yield data
     return ""
 
 

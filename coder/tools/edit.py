@@ -51,15 +51,17 @@ def edit(
     state = workspace.state_of(target)
     if not old_string:
         if state:
-            way = "To insert, give the line next to the place; to write the whole file use write."
-            raise ToolError(f"old_string is empty, and {name} is there. {way}")
+            raise ToolError(
+                f"old_string is empty, and {name} is there. "
+                "To insert, give the line next to the place; to write the whole file use write."
+            )
         return (yield from create_file(ctx, target, new_string))
     yield from workspace.ask_to_show(ctx, target)
     with paths.naming_near(ctx, path, way=". To create it use write."):
         file = load(ctx, target)
     old = old_string.replace("\r\n", "\n")
     new = new_string.replace("\r\n", "\n")
-    count = file.count(old) if replace_all else 0
+    count = file.searched(old).count(old) if replace_all else 0
     many = f" in {count} places" if count > 1 else ""
     text = _replaced(file, old, new, name, count)
     if text == file.text:
@@ -113,8 +115,7 @@ def replace_text(
     changes = diff(old.text, new, name)
     yield from ctx.ask("edit", name, changes)
     workspace.refuse_changed(ctx, target, state)
-    notes = workspace.save(ctx, target, data, had_changed=old.has_changed)
-    return changes, notes
+    return changes, workspace.save(ctx, target, data, had_changed=old.has_changed)
 
 
 def _replace_all(file: Text, old: str, new: str) -> str:
@@ -122,8 +123,7 @@ def _replace_all(file: Text, old: str, new: str) -> str:
     text = file.searched(old)
 
     def new_at(match: re.Match[str]) -> str:
-        indented = indent_span(text, match.start(), old, new)
-        return indented.replace("\n", file.added)
+        return indent_span(text, match.start(), old, new).replace("\n", file.added)
 
     if "\n" not in new[:-1] and not new[:1].isspace():
         replaced = text.replace(old, new.replace("\n", file.added))
@@ -142,8 +142,10 @@ def _find_change(
     # Of two that overlap, too, only one is meant
     overlapping = re.finditer(f"(?={re.escape(old)})", file.joined)
     starts = [match.start() for match in islice(overlapping, MAX_LISTED)]
+    found = f"old_string is in {name}"
+    way = "Give more of the text around the one you mean, or set replace_all."
     if starts:
-        _refuse_several(name, [file.joined.count("\n", 0, start) for start in starts])
+        refuse_several([file.joined.count("\n", 0, start) for start in starts], found, way)
         new = indent_span(file.joined, starts[0], old, new)
         return [_change_of_span(file.joined, starts[0], old, new)]
     old_lines = old.removesuffix("\n").split("\n")
@@ -153,17 +155,16 @@ def _find_change(
         old_lines, new_lines, fits = _without_proved_numbers(file, old_lines, new_lines)
     if not fits:
         raise not_found(file, old_lines, new_lines, name)
-    _refuse_several(name, fits)
+    refuse_several(fits, found, way)
     old_lines = as_new_lines(file.lines[fits[0] :], old_lines, new_lines)
     return file.changes(fits[0], _marked_lines(old_lines, new_lines))
 
 
-def _refuse_several(name: str, fits: Sequence[int]) -> None:
-    """Raises ToolError if a text was found at several lines."""
+def refuse_several(fits: Sequence[int], found: str, way: str) -> None:
+    """Raises ToolError if what was `found` is at several lines; `way`: what to do then."""
     if len(fits) > 1:
         numbers = ", ".join(f"{at + 1}" for at in fits[:MAX_LISTED])
-        way = "Give more of the text around the one you mean, or set replace_all."
-        raise ToolError(f"old_string is in {name} at lines {numbers}. {way}")
+        raise ToolError(f"{found} at lines {numbers}. {way}")
 
 
 def not_found(

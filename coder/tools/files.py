@@ -233,12 +233,14 @@ def write(ctx: ToolContext, path: str, content: str) -> Generator[Any, None, Too
         return (yield from create_file(ctx, target, content))
     old = load_known(ctx, target)
     if re.search(PLACEHOLDER, content) and not re.search(PLACEHOLDER, old.text):
-        whole = "write takes the whole file; to change a part use edit"
-        raise ToolError(f"the content leaves lines out ('... unchanged ...'): {whole}")
+        raise ToolError(
+            "the content leaves lines out ('... unchanged ...'): "
+            "write takes the whole file; to change a part use edit"
+        )
     new = content.replace("\r\n", "\n").replace("\n", old.newline)
     changes, notes = yield from replace_text(ctx, target, state, old, new)
-    before = len(old.text.splitlines())
-    done = f"Overwrote {name}: {len(content.splitlines())} lines, was {before}.{notes}"
+    lines = len(content.splitlines())
+    done = f"Overwrote {name}: {lines} lines, was {len(old.text.splitlines())}.{notes}"
     return ToolResult(done, details={"diff": changes, "path": str(target)})
 
 

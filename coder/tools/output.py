@@ -66,15 +66,13 @@ class Output:
         if "\r" in ended or "\x1b" in ended:
             ended = "\n".join(final_state(line) for line in ended.split("\n"))
         # A \r at the very end may belong to a line end that is still to come
-        self._pending = rest[rest.rfind("\r", 0, len(rest) - 1) + 1 :]
-        self._keep(ended)
-
-    def _keep(self, text: str) -> None:
+        last_return = rest.rfind("\r", 0, len(rest) - 1)
+        self._pending = rest[last_return + 1 :]
         room = HEAD + TAIL - len(self._head)
-        self._head += text[:room]
-        self._tail = (self._tail + text[room:])[-TAIL:]
-        self._characters += len(text)
-        self._line_ends += text.count("\n")
+        self._head += ended[:room]
+        self._tail = (self._tail + ended[room:])[-TAIL:]
+        self._characters += len(ended)
+        self._line_ends += ended.count("\n")
 
     @property
     def is_cut(self) -> bool:

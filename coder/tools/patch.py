@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coder.tools import paths, slips, workspace
-from coder.tools.edit import MAX_LISTED, not_found
+from coder.tools.edit import not_found, refuse_several
 from coder.tools.indentation import lines_without
 from coder.tools.patch_format import HEADER, Hunk, Section, read_section, sections_of
 from coder.tools.text import Splice, Text, diff, load, load_known, shortened
@@ -61,8 +61,10 @@ def apply_patch(ctx: ToolContext, patch: str) -> Generator[Any, None, ToolResult
         except DeniedError:
             raise
         except (ToolError, OSError, UnicodeError) as error:
-            way = "No file was changed. Send the whole patch again, corrected."
-            raise ToolError(f"{kind} File {path}: {error}\n{way}") from None
+            raise ToolError(
+                f"{kind} File {path}: {error}\n"
+                "No file was changed. Send the whole patch again, corrected."
+            ) from None
         changes.append(change)
     whole = "\n".join(change.whole for change in changes)
     yield from ctx.ask("edit", [workspace.shown(ctx, target) for target in states], whole)
@@ -119,7 +121,11 @@ def _locate(
     fits = _find(file, hunk.body, _first_line(file, hunk, old, start), name)
     is_below_anchor = bool(hunk.anchors) and fits[0] >= start
     if hunk.line or not is_below_anchor:
-        _refuse_several(fits)
+        refuse_several(
+            fits,
+            found="it fits",
+            way="Give more lines that stay around the change, or an anchor (@@ LINE) above it.",
+        )
     return fits[0]
 
 
@@ -135,14 +141,6 @@ def _first_line(
     if hunk.at_end:
         start = max(start, len(file.lines) - len(old))
     return start
-
-
-def _refuse_several(fits: list[int]) -> None:
-    """Raises ToolError if a hunk fits at several lines."""
-    if len(fits) > 1:
-        numbers = ", ".join(f"{at + 1}" for at in fits[:MAX_LISTED])
-        way = "Give more lines that stay around the change, or an anchor (@@ LINE) above it."
-        raise ToolError(f"it fits at lines {numbers}. {way}")
 
 
 def _find_by_number(
@@ -360,9 +358,10 @@ def _attempt(problems: list[str], step: Callable[..., object], *arguments: Any) 
     """Take a step and note what goes wrong, except if something is not there."""
     try:
         step(*arguments)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
     except (OSError, ToolError) as error:
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            problems.append(str(error))
+        problems.append(str(error))
 
 
 def _rename(target: Path, name: str) -> None:

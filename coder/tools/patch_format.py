@@ -50,8 +50,10 @@ def sections_of(patch: str) -> list[tuple[str, str, str]]:
     text = patch.strip().replace("\r\n", "\n")
     envelope = re.fullmatch(r"\*\*\* Begin Patch *\n(.*?)\n?\*\*\* End Patch", text, re.S)
     if not envelope:
-        wanted = "has to be *** Begin Patch, the last *** End Patch"
-        raise ToolError(f"the first line of the patch {wanted}. Send it whole.")
+        raise ToolError(
+            "the first line of the patch has to be *** Begin Patch, the last *** End Patch. "
+            "Send it whole."
+        )
     before, *parts = re.split(HEADER, envelope[1])
     if before.strip() or not parts:
         raise ToolError(f"this is no section of a patch: {before.strip()[:200]!r}. {FORMAT}")

@@ -13,7 +13,6 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from itertools import islice
 
 from coder.tools import workspace
 from coder.toolset import ToolContext
@@ -45,7 +44,7 @@ def meant(ctx: ToolContext, path: str) -> tuple[str, int]:
 def _is_there(ctx: ToolContext, path: str) -> bool:
     try:
         return bool(path) and os.path.lexists(ctx.cwd / os.path.expanduser(path))
-    except (OSError, ValueError):
+    except ValueError:  # a ~ and a name that no user can have
         return False
 
 
@@ -86,10 +85,10 @@ def did_you_mean(ctx: ToolContext, path: str) -> str:
     """ "; did you mean src/app.py?", or "" if nothing is near."""
     if re.search(VARIABLE, path):
         return "; variables are not expanded here"
-    near = list(islice(dict.fromkeys(_near(ctx, path)), MAX_NAMED))
+    near = list(dict.fromkeys(_near(ctx, path)))
     if not near:
         return ""
-    return f"; did you mean {', '.join(near)}?"
+    return f"; did you mean {', '.join(near[:MAX_NAMED])}?"
 
 
 def _near(ctx: ToolContext, path: str) -> Iterator[str]:
@@ -97,7 +96,7 @@ def _near(ctx: ToolContext, path: str) -> Iterator[str]:
     pieces = re.split(r"[\\/]", path.strip().strip("\"'`"))
     parts = [part for part in pieces if part not in ("", ".")]
     if not parts:
-        parts = [""]
+        return
     tail = _tail_there(ctx, parts)
     if tail:
         yield tail
@@ -112,10 +111,21 @@ def _near(ctx: ToolContext, path: str) -> Iterator[str]:
 
 
 def _files_by_name(ctx: ToolContext) -> dict[str, list[str]]:
-    """The files and folders of the workspace by their names in small letters."""
+    """The files and folders of the workspace by their names in small letters.
+
+    Those above come first; what is not reached in time is left out.
+    """
     by_name = dict[str, list[str]]()
-    for file in _files(ctx):
-        by_name.setdefault(os.path.basename(file).lower(), []).append(file)
+    deadline = time.monotonic() + LOOK_SECONDS
+    count = 0
+    for folder, folders, files in os.walk(ctx.cwd):
+        folders[:] = sorted({*folders} - workspace.TOOL_FOLDERS)
+        for name in sorted([*files, *folders]):
+            path = os.path.relpath(os.path.join(folder, name), ctx.cwd)
+            by_name.setdefault(name.lower(), []).append(path)
+        count += len(files)
+        if count > MAX_LOOKED_AT or time.monotonic() > deadline:
+            break
     return by_name
 
 
@@ -132,16 +142,3 @@ def _tail_there(ctx: ToolContext, parts: list[str]) -> str:
         if ".." not in parts[start:] and os.path.lexists(ctx.cwd / tail):
             return tail
     return ""
-
-
-def _files(ctx: ToolContext) -> Iterator[str]:
-    """The files and folders of the workspace, those above first, until the time is over."""
-    deadline = time.monotonic() + LOOK_SECONDS
-    count = 0
-    for folder, folders, files in os.walk(ctx.cwd):
-        folders[:] = sorted({*folders} - workspace.TOOL_FOLDERS)
-        for name in sorted([*files, *folders]):
-            yield os.path.relpath(os.path.join(folder, name), ctx.cwd)
-        count += len(files)
-        if count > MAX_LOOKED_AT or time.monotonic() > deadline:
-            return

@@ -84,7 +84,9 @@ def is_alive(number: int) -> bool:
 
 
 def numbers() -> list[int]:
-    """All processes of the machine."""
+    """All processes of the machine, if the system lists them."""
+    if not os.path.isdir("/proc/self"):
+        return []
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
@@ -162,12 +164,12 @@ def kill(process: subprocess.Popen[bytes], mark: str) -> None:
     """TERM to the group, a short grace, KILL, and a sweep for those who have left the group."""
     command = facts(process.pid)
     family = _descendants(process.pid)
-    _signal(process.pid, signal.SIGTERM)
+    signal_group(process.pid, signal.SIGTERM)
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE)
     finally:  # also when a second Ctrl+C comes during the grace
-        _signal(process.pid, signal.SIGKILL)
+        signal_group(process.pid, signal.SIGKILL)
         process.wait()
         _sweep(mark)
         for number, before in family.items():
@@ -178,7 +180,7 @@ def kill(process: subprocess.Popen[bytes], mark: str) -> None:
             end_orphans(command.start, spared=COMMANDS)
 
 
-def _signal(group: int, number: int) -> None:
+def signal_group(group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
@@ -191,16 +193,14 @@ def _kill(number: int) -> None:
 def _sweep(mark: str) -> None:
     """KILL every process that has the mark."""
     wanted = f"{MARK}={mark}".encode()
-    for entry in Path("/proc").glob("[0-9]*"):
+    for number in numbers():
         with contextlib.suppress(OSError):
-            if wanted in (entry / "environ").read_bytes():
-                os.kill(int(entry.name), signal.SIGKILL)
+            if wanted in Path(f"/proc/{number}/environ").read_bytes():
+                os.kill(number, signal.SIGKILL)
 
 
 def _descendants(number: int) -> dict[int, Process]:
     """What descends from a process, as far as no parent in between has ended."""
-    if sys.platform != "linux":
-        return {}
     children = dict[int, dict[int, Process]]()  # by their parent
     for other in numbers():
         process = facts(other)
@@ -309,12 +309,11 @@ def stop_all() -> None:
     """End what commands have left in the background. Called at the end of the program."""
     if not main_guard.cache_info().currsize:  # nothing was started
         return
-    if os.path.isdir("/proc/self"):
-        _sweep(_program_mark)  # every mark begins with it
+    _sweep(_program_mark)  # every mark begins with it
     for group in _started:
         # If such a process is there, its number belongs to another one: the group has ended
         if group in _running or not os.path.exists(f"/proc/{group}"):
-            _signal(group, signal.SIGKILL)
+            signal_group(group, signal.SIGKILL)
     for _ in range(ROUNDS):  # their orphans come with their end
         if not any(is_alive(number) for number in list(_running)):
             break

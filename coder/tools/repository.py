@@ -28,10 +28,11 @@ def repository_top(folder: Path, counts: Callable[[Path], bool] = os.path.lexist
     return folder
 
 
-def git_folders(top: Path) -> list[Path]:
-    """The folder that `.git` is or names (of a linked worktree or a submodule), links resolved.
+def git_folders(top: Path) -> tuple[Path, Path]:
+    """(the folder that `.git` is or names, the repository's own folder), links resolved.
 
-    For a linked worktree also the repository's own folder, which all worktrees share; it is last.
+    `.git` names another folder in a linked worktree and in a submodule. Only in a linked worktree
+    the two differ: all worktrees share the repository's own folder.
     What `.git` names may be hostile: a caller that reads or writes there checks it itself.
     """
     folder = top / ".git"
@@ -41,8 +42,8 @@ def git_folders(top: Path) -> list[Path]:
     folder = real(folder)
     shared = read_path(folder / "commondir")
     if not shared:
-        return [folder]
-    return [folder, real(folder / shared)]
+        return folder, folder
+    return folder, real(folder / shared)
 
 
 def writable_git_folders(workspace: Path) -> list[Path]:
@@ -53,9 +54,7 @@ def writable_git_folders(workspace: Path) -> list[Path]:
     """
     top = repository_top(workspace)
     pointer = top / ".git"
-    folders = git_folders(top)
-    folder = folders[0]
-    shared = folders[-1]
+    folder, shared = git_folders(top)
     if not os.path.isfile(folder / "HEAD"):
         return []
     if folder.parent == shared / "worktrees" and read_path(folder / "gitdir") == str(pointer):

@@ -76,7 +76,7 @@ def grep(
             raise ToolError(WITHIN_A_LINE) from None
     if is_several and not excerpt.lines:
         raise ToolError(WITHIN_A_LINE)
-    text = excerpt.text() or _say_nothing_found(pattern, literal)
+    text = "\n".join(excerpt.lines) or _say_nothing_found(pattern, literal)
     notes = [f"({note})" for note in (*excerpt.notes(), *search.notes)]
     return ToolResult("\n".join([text, *notes]), details={"matches": excerpt.shown})
 
@@ -139,9 +139,6 @@ class Excerpt:
         self.lines.append(str(line))
         self.shown += 1
 
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
     def notes(self) -> Iterator[str]:
         """If it was cut, what would be needed to search again."""
         if not self.is_cut:
@@ -171,7 +168,8 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
         near = "" if target.exists() else paths.did_you_mean(ctx, path)
         raise ToolError(f"{path} is not a folder{near}")
     files = list[tuple[float, str]]()  # its age, a file
-    wanted = _from_the_folder(ctx, pattern)
+    # Without the path of the workspace: the search stays in its folder
+    wanted = pattern.removeprefix(f"{ctx.cwd}/").lstrip("/") or "**"
     with contextlib.ExitStack() as stack:
         search = Search(ctx, target, wanted, stack)
         for name in search.names():
@@ -189,11 +187,6 @@ def glob(ctx: ToolContext, pattern: str, path: str = ".") -> Generator[Any, None
         lines.append(f"({MAX_FILES} of {len(files)} files, the newest; narrow the pattern)")
     text = "\n".join(lines) or _say_no_files(target, wanted)
     return ToolResult(text, details={"files": len(files)})
-
-
-def _from_the_folder(ctx: ToolContext, pattern: str) -> str:
-    """The pattern without the path of the workspace: the search stays in its folder."""
-    return pattern.removeprefix(f"{ctx.cwd}/").lstrip("/") or "**"
 
 
 def _say_no_files(target: Path, pattern: str) -> str:

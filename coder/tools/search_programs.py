@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from coder.tools import workspace
 from coder.tools.bash import find_program, output_of
@@ -219,8 +219,8 @@ class Search:
         return [package, pattern, flags, str(wanted.context), *names]
 
     def _find(self, name: str) -> str:
-        """A program that reads rules of what is ignored, or ""; it would wait for rules in a
-        pipe.
+        """The path of a program that reads ignore files; "" if there is none, or if it would wait
+        for one of the files.
         """
         return "" if self.waits else find_program(name, self.ctx.cwd)
 
@@ -249,15 +249,27 @@ class Search:
             return [git, *GIT.split(), f"--work-tree={top}", *GIT_LIST.split()]
         return []
 
-    def _output(self, command: list[str], **more: Any) -> Generator[bytes, None, None]:
+    def _output(
+        self, command: list[str], stderr: int = subprocess.STDOUT
+    ) -> Generator[bytes, None, None]:
         """The output. Raises Aborted, and ToolError at a time-out."""
-        more |= {"stdin": self.stdin, "confine": self.ctx.confine, "variables": VARIABLES}
-        code, cause = yield from output_of(command, self.cwd, self.ctx.abort, TIMEOUT, **more)
+        code, cause = yield from output_of(
+            command,
+            self.cwd,
+            self.ctx.abort,
+            TIMEOUT,
+            stdin=self.stdin,
+            stderr=stderr,
+            confine=self.ctx.confine,
+            variables=VARIABLES,
+        )
         self.ctx.abort.check()
         self.code = abs(code)
         if cause == "timeout":
-            way = "Use a simpler pattern, or name a folder or a glob."
-            raise ToolError(f"the search took more than {TIMEOUT} s and was stopped. {way}")
+            raise ToolError(
+                f"the search took more than {TIMEOUT} s and was stopped. "
+                "Use a simpler pattern, or name a folder or a glob."
+            )
 
     def _name_of(self, path: str) -> str:
         """What to show for a path in the output; "" for a file that is not shown."""
@@ -272,7 +284,7 @@ class Search:
 
 
 def _waits(folder: Path) -> bool:
-    """Is a file that may hold rules for this folder a pipe?"""
+    """Is an ignore file of this folder a pipe? A program would wait for its other end."""
     return any((folder / name).is_fifo() for name in (".gitignore", ".ignore", ".rgignore"))
 
 

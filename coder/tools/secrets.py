@@ -35,9 +35,10 @@ PUBLIC = r"(?i).*\.pub|known_hosts|authorized_keys"
 def holds_secrets(path: str | PurePath) -> bool:
     """Does a file of this path hold secrets, as far as its name tells?"""
     path = PurePath(path)
-    return bool(re.fullmatch(NAMES, path.name)) or bool(
-        re.search(FOLDERS, f"{path}") and not re.fullmatch(PUBLIC, path.name)
-    )
+    if re.fullmatch(NAMES, path.name):
+        return True
+    is_in_folder = re.search(FOLDERS, str(path)) is not None
+    return is_in_folder and not re.fullmatch(PUBLIC, path.name)
 
 
 # ---- variables and headers ---------------------------------------------------------------------

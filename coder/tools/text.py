@@ -112,8 +112,9 @@ def load_known(ctx: ToolContext, target: Path) -> Text:
     if file.has_changed:
         raise workspace.changed_error(name)
     if ctx.seen.get(target) is None:
-        way = "Read it first, or change a part of it."
-        raise ToolError(f"{name} exists and was not read as it is now. {way}")
+        raise ToolError(
+            f"{name} exists and was not read as it is now. Read it first, or change a part of it."
+        )
     return file
 
 
@@ -137,7 +138,7 @@ class Text:
         ends = text.count("\n")
         crlf = text.count("\r\n")
         self.newline = "\r\n" if crlf * 2 > ends else "\n"
-        self.is_crlf = crlf == ends > 0
+        self.is_crlf = crlf > 0 and crlf == ends
         self.is_ended = not text or text.endswith("\n")
         self.added = self.newline  # the ending of a new line in `joined`
         self.joined = text
@@ -155,8 +156,10 @@ class Text:
             return self.bom + text.encode()
         new_characters = set(text) - set(self.text)
         if not "".join(new_characters).isascii():
-            way = "Use a command that knows its encoding."
-            raise ToolError(f"the file is not UTF-8: only ASCII can be added to it. {way}")
+            raise ToolError(
+                "the file is not UTF-8: only ASCII can be added to it. "
+                "Use a command that knows its encoding."
+            )
         return self.bom + text.encode("utf-8", "surrogateescape")
 
     def searched(self, old: str) -> str:
@@ -164,9 +167,6 @@ class Text:
         if old == "\n" and not self.is_ended:
             return self.joined[:-1]
         return self.joined
-
-    def count(self, old: str) -> int:
-        return self.searched(old).count(old)
 
     def restored(self, joined: str) -> str:
         """Changed lines as they belong into the file."""
@@ -190,27 +190,17 @@ class Text:
 
     def find(self, wanted: Sequence[str], start: int = 0) -> list[int]:
         """The lines at which the wanted ones are, from `start`, in the strictest view that fits."""
-        views = VIEWS[:1] if self.has_changed else VIEWS
-        for view in views:
-            fits = self._find_in(view, wanted, start)
+        for view in VIEWS[:1] if self.has_changed else VIEWS:
+            seen = [view(line) for line in self.lines]
+            sought = [view(line) for line in wanted]
+            fits = list[int]()
+            for at in range(start, len(seen) - len(wanted) + 1):
+                end = at + len(wanted)
+                if seen[at:end] == sought and shift(self.lines[at:end], wanted):
+                    fits.append(at)
             if fits:
                 return fits
         return []
-
-    def _find_in(
-        self,
-        view: Callable[[str], str],
-        wanted: Sequence[str],
-        start: int,
-    ) -> list[int]:
-        seen = [view(line) for line in self.lines]
-        sought = [view(line) for line in wanted]
-        fits = list[int]()
-        for at in range(start, len(seen) - len(wanted) + 1):
-            end = at + len(wanted)
-            if seen[at:end] == sought and shift(self.lines[at:end], wanted):
-                fits.append(at)
-        return fits
 
     def changes(self, at: int, body: Sequence[str]) -> list[Splice]:
         """What the marked lines change if their old ones fit at line `at`."""
@@ -218,24 +208,20 @@ class Text:
         own = self.lines[at : at + len(old)]
         if own == _plain(own) and old != _plain(old):
             body = _plain(body)
-        body = reindent(own, body, first_filled(self.lines[at + len(old) :]))
         splices = list[Splice]()
-        for stays, lines in groupby(body, _stays):
-            group = list(lines)
-            end = at + len(lines_without("+", group))
-            if not stays:
-                new = "".join(f"{line}\n" for line in lines_without("-", group))
-                splices.append((self.starts[at], self.starts[end], new))
-            at = end
+        for line in reindent(own, body, first_filled(self.lines[at + len(old) :])):
+            start = self.starts[at]
+            if line[0] == "+":
+                splices.append((start, start, f"{line[1:]}\n"))
+                continue
+            at += 1
+            if line[0] == "-":
+                splices.append((start, self.starts[at], ""))
         return splices
 
 
 def _plain(lines: Iterable[str]) -> list[str]:
     return [plain(line) for line in lines]
-
-
-def _stays(marked_line: str) -> bool:
-    return marked_line[0] == " "
 
 
 # ---- marked lines and diffs -----------------------------------------------------------------

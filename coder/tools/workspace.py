@@ -82,8 +82,10 @@ def to_write(ctx: ToolContext, path: str, follow: bool = True) -> Path:
     """The file to write. Raises ToolError if it is outside the workspace, also through a link."""
     target = resolve(ctx, path, follow)
     if not target.is_relative_to(ctx.cwd):
-        problem = f"{path} is outside the workspace {ctx.cwd}: nothing is written there."
-        raise ToolError(f"{problem}{_say_path_inside(ctx, path)}")
+        raise ToolError(
+            f"{path} is outside the workspace {ctx.cwd}: nothing is written there."
+            f"{_say_path_inside(ctx, path)}"
+        )
     return target
 
 
@@ -106,11 +108,10 @@ def shown(ctx: ToolContext, target: Path) -> str:
 
 def escaped(name: str) -> str:
     """A file name in one line that can be sent: control characters and stray bytes as escapes."""
-    return "".join(char if char.isprintable() else _escape(char) for char in name)
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape", "surrogatepass").decode()
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in name
+    )
 
 
 def is_secret(ctx: ToolContext, name: str) -> bool:
@@ -297,12 +298,12 @@ def save(
         if not _is_saved_by_editor(ctx, target, data):
             put_file(target, data, mode, owner, sync=True)
     except OSError as error:
-        problem = f"could not be written, and is as it was: {error.strerror}"
-        raise ToolError(f"{shown(ctx, target)} {problem}") from None
+        raise ToolError(
+            f"{shown(ctx, target)} could not be written, and is as it was: {error.strerror}"
+        ) from None
     notes = ""
     if old and old.st_nlink > 1:
-        links = f"the file had {old.st_nlink} hard links"
-        notes += f" Note: {links}; the others keep the old content."
+        notes += f" Note: the file had {old.st_nlink} hard links; the others keep the old content."
     if had_changed:
         notes += " Note: the file had changed since it was read."
         ctx.seen.pop(target, None)
