@@ -342,6 +342,25 @@ def test_who_may_ask(served: Served, headers: dict[str, str], status: int) -> No
         connection.close()
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param(["http://evil.example"], id="another page's after ours"),
+        pytest.param([], id="ours alone"),
+    ],
+)
+def test_a_request_has_one_origin_at_most(served: Served, others: list[str]) -> None:
+    own = served.url.rstrip("/")
+    connection = http.client.HTTPConnection("127.0.0.1", served.port)
+    connection.putrequest("GET", "/session")
+    connection.putheader("Authorization", f"Bearer {TOKEN}")
+    for origin in [own, *others]:
+        connection.putheader("Origin", origin)
+    connection.endheaders()
+    assert connection.getresponse().status == (403 if others else 200)
+    connection.close()
+
+
 def test_the_page_is_for_everybody_and_holds_nothing(served: Served) -> None:
     connection, answer = served.connect("GET", "/", None, {"Authorization": ""})
     text = answer.read().decode()

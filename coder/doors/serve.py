@@ -82,8 +82,8 @@ class Guard:
         name = re.sub(r":\d*$", "", host)
         if self.hosts and name.lower() not in self.hosts:
             return problem(400, f"this server is not called {name!r}")
-        origin = headers.get("origin")
-        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+        allowed: list[list[str]] = [[], [f"http://{host}"], [f"https://{host}"]]
+        if headers.getlist("origin") not in allowed:  # two are none of a browser
             return problem(403, "pages of another origin may not ask")
         if path == "/":
             return None
