@@ -25,7 +25,7 @@ pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
 from coder.devtools.scripted import ScriptedServer
 from coder.doors.serve_openapi import openapi
-from coder.doors.serve_routes import MAX_BODY, ROUTES
+from coder.doors.serve_routes import MAX_BODY
 from tests.harness import sent
 from tests.serving import ENDS, TOKEN, Served, reply_by_prompt, until_type
 from tests.terminal import OneShot, until
@@ -533,7 +533,7 @@ def test_another_address_is_served_under_its_own_name(
 
 def test_the_openapi_file_is_what_the_classes_say(served: Served) -> None:
     """`python -m coder.doors.serve_openapi > docs/openapi.json` stores it again."""
-    described = openapi(ROUTES)
+    described = openapi()
     stored = json.loads((ROOT / "docs" / "openapi.json").read_text())
     assert stored == described, "store it again: the docstring of this test has the command"
     assert served.get("/doc") == described
