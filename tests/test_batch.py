@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -468,6 +469,20 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path, server: Scripte
         assert place.end() == 2
     assert "Ray cannot be used: " in place.err
     assert "internal error" not in place.err
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_an_address_where_nothing_listens_is_one_line(
+    tmp_path: Path, server: ScriptedServer, form: str
+) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # it does not listen
+        address = form.format(taken.getsockname()[1])
+        with Place(tmp_path, server, GOOD, "--engine", "ray", "--address", address) as place:
+            assert place.end() == 2
+    problem = f"Ray cannot be used: {address}: [Errno 111] Connection refused\n"
+    assert place.err.endswith(problem)
 
 
 def test_without_ray_one_line_says_what_to_install(tmp_path: Path, server: ScriptedServer) -> None:

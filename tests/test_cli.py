@@ -452,6 +452,17 @@ def test_json_is_one_object_with_the_named_fields(place: Place) -> None:
     assert "● ls" in done.stderr
 
 
+@pytest.mark.parametrize("output_format", ["json", "stream-json"])
+def test_json_has_no_text_if_the_model_answered_nothing(place: Place, output_format: str) -> None:
+    with serve(Reply(""), Reply("")) as server:
+        done = place.run("--output-format", output_format, "-q", "hi", server=server)
+    assert done.returncode == 3
+    assert done.stderr == "The model answered nothing.\n"
+    end = json.loads(done.stdout.splitlines()[-1])
+    assert end["text"] == ""
+    assert (end["stop_reason"], end["error"]) == ("stop", None)
+
+
 def test_stream_json_of_a_run_with_tools(place: Place) -> None:
     command = "for i in 1 2 3; do echo $i; sleep 0.15; done"
     first = Reply("I run it.", [("bash", {"command": command})], reasoning="hm")

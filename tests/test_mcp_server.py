@@ -167,6 +167,30 @@ def sleeping(work: Path) -> bool:
     return False
 
 
+def test_other_requests_are_answered_while_a_session_opens(tmp_path: Path) -> None:
+    work = folder(tmp_path)
+    plugins = tmp_path / ".config" / "coder" / "plugins"
+    plugins.mkdir(parents=True)
+    os.mkfifo(tmp_path / "gate")
+    text = f"open({str(tmp_path / 'gate')!r}).read()\ndef setup(api): pass\n"
+    (plugins / "slow.py").write_text(text)
+
+    async def call(session: ClientSession) -> Any:
+        words = {"prompt": "Make it.", "cwd": str(work)}
+        task = asyncio.create_task(session.call_tool("code", words))
+        # Returns when the plugin has opened the other end: then the session is opening
+        gate = await asyncio.to_thread(open, tmp_path / "gate", "w")
+        try:
+            await asyncio.wait_for(session.list_tools(), 10)
+        finally:
+            gate.close()
+        return await task
+
+    with ScriptedServer(writes) as server:
+        answer = talk(tmp_path, server, call)
+    assert answer.content[0].text == "All is done."
+
+
 def test_a_missing_folder_is_an_error_of_the_call(tmp_path: Path) -> None:
     async def call(session: ClientSession) -> Any:
         return await session.call_tool("code", {"prompt": "x", "cwd": "/nowhere"})

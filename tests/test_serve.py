@@ -25,7 +25,7 @@ pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
 from coder.devtools.scripted import ScriptedServer
 from coder.doors.serve_openapi import openapi
-from coder.doors.serve_routes import MAX_BODY, ROUTES
+from coder.doors.serve_routes import MAX_BODY
 from tests.harness import sent
 from tests.serving import ENDS, TOKEN, Served, reply_by_prompt, until_type
 from tests.terminal import OneShot, until
@@ -342,6 +342,25 @@ def test_who_may_ask(served: Served, headers: dict[str, str], status: int) -> No
         connection.close()
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param(["http://evil.example"], id="another page's after ours"),
+        pytest.param([], id="ours alone"),
+    ],
+)
+def test_a_request_has_one_origin_at_most(served: Served, others: list[str]) -> None:
+    own = served.url.rstrip("/")
+    connection = http.client.HTTPConnection("127.0.0.1", served.port)
+    connection.putrequest("GET", "/session")
+    connection.putheader("Authorization", f"Bearer {TOKEN}")
+    for origin in [own, *others]:
+        connection.putheader("Origin", origin)
+    connection.endheaders()
+    assert connection.getresponse().status == (403 if others else 200)
+    connection.close()
+
+
 def test_the_page_is_for_everybody_and_holds_nothing(served: Served) -> None:
     connection, answer = served.connect("GET", "/", None, {"Authorization": ""})
     text = answer.read().decode()
@@ -514,7 +533,7 @@ def test_another_address_is_served_under_its_own_name(
 
 def test_the_openapi_file_is_what_the_classes_say(served: Served) -> None:
     """`python -m coder.doors.serve_openapi > docs/openapi.json` stores it again."""
-    described = openapi(ROUTES)
+    described = openapi()
     stored = json.loads((ROOT / "docs" / "openapi.json").read_text())
     assert stored == described, "store it again: the docstring of this test has the command"
     assert served.get("/doc") == described

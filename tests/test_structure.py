@@ -200,6 +200,7 @@ def test_what_is_imported_is_what_an_installation_brings() -> None:
     modules = {each.name.split(".")[0] for each in imports()} - sys.stdlib_module_names - {"coder"}
     names = {
         "acp": "agent-client-protocol",
+        "anyio": "mcp",
         "dotenv": "python-dotenv",
         "mcp_types": "mcp",
         "pydantic": "mcp",

@@ -204,6 +204,8 @@ class Printer:
         if isinstance(event, RunEnd):
             if event.stop_reason == "aborted":
                 fields["text"] = answer_so_far(self.session.messages) or event.text
+            if event.stop_reason == "stop" and is_without_answer(self.session.messages):
+                fields["text"] = ""  # not the text, which is the program's
             if not self.is_stream:
                 del fields["type"]
                 fields["session_id"] = self.session_id
@@ -228,7 +230,7 @@ def finish(arguments: argparse.Namespace, result: RunResult) -> int:
     """Print the answer if it was not shown, and with -q why there is none; returns the exit
     code.
     """
-    if result.stop_reason == "stop" and is_without_answer(result):
+    if result.stop_reason == "stop" and is_without_answer(result.messages):
         sys.stderr.write("The model answered nothing.\n")  # not the text, which is the program's
         return process.LIMIT
     if arguments.output_format == "text" and result.stop_reason != "aborted":
@@ -285,9 +287,9 @@ def show_way_on(screen: Screen, result: RunResult, session_id: str) -> None:
         screen.line(f"To go on: {program()} -r {session_id}; in the session {FULL}", "dim")
 
 
-def is_without_answer(result: RunResult) -> bool:
+def is_without_answer(messages: Sequence[Message]) -> bool:
     """Did the model answer nothing at all, so that the newest message is still the prompt?"""
-    return bool(result.messages) and result.messages[-1]["role"] == "user"
+    return bool(messages) and messages[-1]["role"] == "user"
 
 
 def print_line(text: str) -> None:

@@ -66,7 +66,7 @@ def main(words: Sequence[str]) -> int:
 
     collect_garbage()
     with handling(signal.SIGINT):  # the server has its own handler, and raises the signal again
-        serve(Path.cwd(), store, listener, host, token, ready)
+        serve(store, listener, host, token, ready)
     return 0
 
 

@@ -69,6 +69,7 @@ def trusted(files: Mapping[str, PromptFile]) -> list[PromptFile]:
 
 
 def summary(session: Session, words: str) -> Events[object]:
+    # Begun here, not when the events are taken: a cancel counts from now on
     return tell(session.sum_up())
 
 

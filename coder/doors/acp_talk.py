@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import acp
 from acp import schema
+from acp.helpers import update_available_commands
 
 from coder.asynchronous import stream_events
 from coder.doors.acp_commands import commands_of
@@ -225,11 +226,7 @@ class Talk:
                 hint = schema.UnstructuredCommandInput(hint=command.hint)
                 made.input = schema.AvailableCommandInput(hint)
             offered.append(made)
-        update = schema.AvailableCommandsUpdate(
-            session_update="available_commands_update",
-            available_commands=offered,
-        )
-        await self.send(update)
+        await self.send(update_available_commands(offered))
 
 
 def answers_to(question: PermissionAsked) -> dict[str, str]:

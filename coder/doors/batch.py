@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -302,11 +303,11 @@ def drive(
     """Keep the engine at work until all jobs have a row, or the limits of all are reached."""
     began = time.monotonic()
     report(file.rows)
-    waiting = jobs[::-1]
+    waiting = deque(jobs)
     handles: set[Any] = set()
     while True:
         while waiting and len(handles) < engine.room and not is_over(file.rows, total, began):
-            handles.add(engine.start(waiting.pop()))
+            handles.add(engine.start(waiting.popleft()))
         if not handles:
             return
         for handle in engine.ended(handles):

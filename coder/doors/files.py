@@ -111,7 +111,7 @@ class Results:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 row = json.loads(line)
-                row["id"], row["stop_reason"]
+                row["id"], row["stop_reason"]  # each row has them
             except (ValueError, LookupError, TypeError):
                 message = f"{path}, line {number}: no row of results; nothing was changed"
                 raise BatchError(message) from None

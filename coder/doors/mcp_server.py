@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 
-from mcp.server import MCPServer
-from mcp.server.mcpserver import Context
+from anyio import CancelScope
+from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel
 
@@ -26,13 +27,16 @@ class Form(BaseModel):
 async def code(prompt: str, cwd: str, ctx: Context) -> str:
     """Let a coding agent do a task in a folder of this machine; returns what it says at its end."""
     can_ask = bool(ctx.client_capabilities and ctx.client_capabilities.elicitation)
+    # In threads: other calls go on. Not cancelled: what is opened has to be closed
+    opening = asyncio.to_thread(Session.open, cwd, ask=can_ask, one_task=True, rules=RULES)
     try:
-        session = Session.open(cwd, ask=can_ask, one_task=True, rules=RULES)
+        with CancelScope(shield=True):
+            session = await opening
     except CoderError as error:
         raise ToolError(str(error)) from None  # any other exception hides its text
     calls = 0
     text = ""
-    with session:
+    try:
         async with aclosing(session.aprompt(prompt)) as events:
             async for event in events:
                 asked = question_in(event)
@@ -46,4 +50,7 @@ async def code(prompt: str, cwd: str, ctx: Context) -> str:
                     await ctx.report_progress(calls, message=event.title)
                 if isinstance(event, RunEnd):
                     text = event.text
+    finally:
+        with CancelScope(shield=True):
+            await asyncio.to_thread(session.close)
     return text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import urlsplit
 
 import ray
 
@@ -11,6 +13,7 @@ from coder.doors.batch import Job, work
 from coder.doors.files import BatchError, Row
 
 RESTARTS = 20  # of a task whose worker or node is lost, in addition to batch.TRIES
+PATIENCE = 5.0  # seconds for a connection: Ray itself tries for more than a minute
 
 
 class RayEngine:
@@ -22,6 +25,7 @@ class RayEngine:
         self.room = room
         if not ray.is_initialized():
             try:
+                check_address(address or "")
                 ray.init(address=address, log_to_driver=False)
             except (OSError, ValueError, RuntimeError) as error:
                 why = str(error).partition("\n")[0]
@@ -49,3 +53,17 @@ class RayEngine:
 
     def close(self) -> None:
         ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Raise OSError if nothing listens at HOST:PORT or ray://HOST:PORT, ValueError for a bad port.
+
+    Other addresses, such as auto, have no port and are Ray's to find.
+    """
+    place = urlsplit(address if "://" in address else f"//{address}")
+    if not place.port:
+        return
+    try:
+        socket.create_connection((place.hostname, place.port), PATIENCE).close()
+    except OSError as error:
+        raise OSError(f"{address}: {error}") from None

@@ -75,15 +75,16 @@ class Guard:
         refusal = self.refusal(headers, scope["path"])
         if refusal is None and scope["path"] != "/" and is_own(scope["client"]):
             refusal = problem(403, "commands of a session may not ask")
-        await (refusal or self.app)(scope, receive, send)
+        answer = refusal or self.app
+        await answer(scope, receive, send)
 
     def refusal(self, headers: Headers, path: str) -> Response | None:
         host = headers.get("host", "")
         name = re.sub(r":\d*$", "", host)
         if self.hosts and name.lower() not in self.hosts:
             return problem(400, f"this server is not called {name!r}")
-        origin = headers.get("origin")
-        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+        allowed: list[list[str]] = [[], [f"http://{host}"], [f"https://{host}"]]
+        if headers.getlist("origin") not in allowed:  # two are none of a browser
             return problem(403, "pages of another origin may not ask")
         if path == "/":
             return None
@@ -103,7 +104,7 @@ async def page(request: Request) -> Response:
 
 async def describe(request: Request) -> Response:
     """This API, as OpenAPI."""
-    return JSONResponse(openapi(ROUTES))
+    return JSONResponse(openapi())
 
 
 async def explain(request: Request, error: Exception) -> Response:
@@ -176,7 +177,6 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    cwd: Path,
     store: Store,
     listener: socket.socket,
     host: str,
@@ -184,7 +184,7 @@ def serve(
     ready: Callable[[], None],
 ) -> None:
     """Serve until a signal ends it; `ready` is called once it serves."""
-    sessions = Sessions(cwd, store)
+    sessions = Sessions(store)
     hosts: list[str] = []
     if host not in ANY:
         hosts = [*LOOPBACK, host.lower()]

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import re
 import types
-from collections.abc import Sequence
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from starlette.routing import Route
@@ -54,9 +53,9 @@ BODIES: dict[str, Schema] = {
 BODIES["prompt_async"] = BODIES["prompt"]
 
 
-def openapi(routes: Sequence[Route]) -> Schema:
+def openapi() -> Schema:
     paths: dict[str, Schema] = {}
-    for route in routes:
+    for route in ROUTES:
         for method in sorted((route.methods or set()) - {"HEAD"}):
             paths.setdefault(route.path, {})[method.lower()] = operation(route)
     return {
@@ -170,4 +169,4 @@ def add_class(kind: Any, found: Schema) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(openapi(ROUTES), indent=1))  # noqa: T201
+    print(json.dumps(openapi(), indent=1))  # noqa: T201

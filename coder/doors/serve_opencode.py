@@ -35,12 +35,14 @@ def view_of(live: Live, last: int | None = None) -> View:
 
 
 class View:
-    """`messages`, and the open `permissions` and `questions` by their ids."""
+    """`messages`, the id of the `newest_prompt`, and the open `permissions` and `questions` by
+    their ids."""
 
     def __init__(self, live: Live) -> None:
         self.live = live
         self.session_id = live.info.id
         self.messages: list[Json] = []
+        self.newest_prompt = ""
         self.permissions: dict[str, Json] = {}
         self.questions: dict[str, Json] = {}
         self._calls: dict[str, Json] = {}  # the parts of tool calls
@@ -56,6 +58,7 @@ class View:
             message_id = each["info"]["id"]
             changes.append(self._event("message.removed", messageID=message_id))
         self.messages.clear()
+        self.newest_prompt = ""
         self._forget_questions()
         self._calls.clear()
         for message in self.live.base:
@@ -90,8 +93,7 @@ class View:
     # -- messages
 
     def _newest(self) -> Json:
-        message: Json = self.messages[-1]
-        return message
+        return self.messages[-1]
 
     def _is_answering(self) -> bool:
         if not self.messages:
@@ -136,13 +138,9 @@ class View:
 
     def _begin_answer(self, message: Message) -> Json:
         info = self.live.info
-        parent = ""
-        for each in self.messages:
-            if each["info"]["role"] == "user":
-                parent = each["info"]["id"]
         return self._begin(
             "assistant",
-            parentID=parent,
+            parentID=self.newest_prompt,
             modelID=message.get("meta", {}).get("model") or info.model,
             providerID=PROVIDER,
             mode=info.agent,
@@ -167,6 +165,7 @@ class View:
         info = self.live.info
         model = {"providerID": PROVIDER, "modelID": info.model}
         begun = self._begin("user", agent=info.agent, model=model)
+        self.newest_prompt = self._newest()["info"]["id"]
         return [begun, self._set_text(message)]
 
     def _end_answer(self, message: Message, meta: Json) -> Changes:

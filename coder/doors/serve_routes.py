@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from coder.doors.serve_opencode import Json, View, view_of
 from coder.doors.serve_sessions import History, Live, Prompt, Sessions, real_folder
+from coder.session import Session
 from coder.sessions.store import SessionInfo
 
 MAX_BODY = 10_000_000  # bytes: images are in it
@@ -79,17 +80,15 @@ async def create_session(request: Request) -> Response:
     await body_of(request)
     named = request.headers.get("x-opencode-directory", "")
     directory = request.query_params.get("directory") or unquote(named)
-    folder = real_folder(directory) if directory else sessions.cwd
+    folder = real_folder(directory)
     live = await sessions.create(folder)
     return JSONResponse(session_of(live.info))
 
 
 async def list_sessions(request: Request) -> Response:
     """List the sessions of a folder, the newest first."""
-    sessions = sessions_of(request)
-    directory = request.query_params.get("directory")
-    folder = real_folder(directory) if directory else sessions.cwd
-    infos = sessions.infos(folder)
+    folder = real_folder(request.query_params.get("directory", ""))
+    infos = sessions_of(request).infos(folder)
     return JSONResponse([session_of(info) for info in infos])
 
 
@@ -135,10 +134,7 @@ async def begin_run(request: Request) -> Live:
     unknown = sorted(body.keys() - PROMPT)
     if unknown:
         raise HTTPException(400, f"{unknown[0]!r} is not supported; known: {sorted(PROMPT)}")
-    wanted = Prompt()
-    agent = body.get("agent")
-    if agent:
-        wanted.agent = str(agent)
+    wanted = Prompt(agent=str(body.get("agent") or ""))
     try:
         for part in body["parts"]:
             add_part(part, wanted)
@@ -175,13 +171,10 @@ async def revert(request: Request) -> Response:
     """Undo the last run: its file changes and its messages."""
     live = live_of(request)
     body = await body_of(request)
-    newest = ""
-    for message in view_of(live).messages:
-        if message["info"]["role"] == "user":
-            newest = message["info"]["id"]
+    newest = view_of(live).newest_prompt
     if body.get("messageID", newest) != newest:
         raise HTTPException(400, "only the last run can be undone: that of the newest prompt")
-    text = await sessions_of(request).undo(live)
+    text = await sessions_of(request).travel(live, Session.undo)
     shown = session_of(live.info)
     shown["revert"] = {"messageID": newest, "prompt": text}
     return JSONResponse(shown)
@@ -190,7 +183,7 @@ async def revert(request: Request) -> Response:
 async def unrevert(request: Request) -> Response:
     """Redo what was undone last."""
     live = live_of(request)
-    await sessions_of(request).redo(live)
+    await sessions_of(request).travel(live, Session.redo)
     return JSONResponse(session_of(live.info))
 
 

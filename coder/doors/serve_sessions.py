@@ -124,10 +124,9 @@ class Live:
 
 
 class Sessions:
-    """Those of the user. New ones are of the folder `cwd`, if the client names none."""
+    """Those of the user."""
 
-    def __init__(self, cwd: Path, store: Store) -> None:
-        self.cwd = cwd
+    def __init__(self, store: Store) -> None:
         self.store = store
         self.live: dict[str, Live] = {}
         self.number = 0  # of the newest event
@@ -177,7 +176,9 @@ class Sessions:
         return live
 
     async def _open(self, live: Live) -> Session:
-        """The session, to work in it. Raises HTTPException if another program writes it."""
+        """The session, to work in it. Raises HTTPException if it is at work, here or elsewhere."""
+        if live.is_busy:
+            raise HTTPException(NOT_NOW, AT_WORK)
         if live.session is None:
             info = live.info
             try:
@@ -193,8 +194,6 @@ class Sessions:
     async def prompt(self, live: Live, wanted: Prompt) -> None:
         """Begin a run. Raises HTTPException during another one, and CoderError."""
         async with live.lock:
-            if live.is_busy:
-                raise HTTPException(NOT_NOW, AT_WORK)
             session = await self._open(live)
             if wanted.agent or wanted.model:
                 await asyncio.to_thread(
@@ -225,18 +224,9 @@ class Sessions:
             live.session.cancel()
             await asyncio.wait([live.run])
 
-    async def undo(self, live: Live) -> str:
-        """Undo the last run; returns its prompt. Raises HTTPException, with the reason why not."""
-        return await self._travel(live, Session.undo)
-
-    async def redo(self, live: Live) -> None:
-        """Redo what was undone last. Raises HTTPException, with the reason why not."""
-        await self._travel(live, Session.redo)
-
-    async def _travel(self, live: Live, change: Callable[[Session], UndoResult]) -> str:
+    async def travel(self, live: Live, change: Callable[[Session], UndoResult]) -> str:
+        """Undo or redo a run; its prompt. Raises HTTPException, with the reason why not."""
         async with live.lock:
-            if live.is_busy:
-                raise HTTPException(NOT_NOW, AT_WORK)
             session = await self._open(live)
             result = await asyncio.to_thread(change, session)
             if result.problem:
@@ -259,14 +249,15 @@ class Sessions:
         """
         for live in self.at_work():
             assert live.session
-            asked = {question.id: question for question in live.session.questions}
-            question = asked.get(question_id)
-            is_other = isinstance(question, QuestionAsked) != is_text
-            if question is None or is_other or of not in (None, live):
+            if of not in (None, live):
                 continue
-            if live.session.answer(question_id, answer, reason=reason):
-                self.publish(live, Answered(question_id, answer))
-                return
+            for question in live.session.questions:
+                takes_text = isinstance(question, QuestionAsked)
+                if question.id != question_id or takes_text != is_text:
+                    continue
+                if live.session.answer(question_id, answer, reason=reason):
+                    self.publish(live, Answered(question_id, answer))
+                    return
         raise HTTPException(NOT_THERE, f"no question {question_id!r} waits for an answer")
 
     async def close(self) -> None:
@@ -327,9 +318,10 @@ class Sessions:
 
 
 def real_folder(directory: str) -> Path:
-    """The folder that a client names. Raises CoderError for what is no path."""
+    """The folder that a client names; "" is that of the server. Raises CoderError for what is no
+    path."""
     try:
-        folder = Path(os.path.realpath(directory))
+        folder = Path(os.path.realpath(directory))  # "" is the working directory
         folder.is_dir()
     except (OSError, ValueError):  # too long, a NUL
         raise CoderError(f"{directory[:80]!r} is no path") from None

@@ -48,13 +48,12 @@ class Workspace:
         """Copy a folder, or clone a repository; with neither it is empty. Raises WorkspaceError."""
         if repo:
             _run("git", "clone", "-q", "--", repo, str(self.folder))
-            if commit:
-                _run("git", "-C", str(self.folder), "checkout", "-q", "--detach", commit)
-        elif cwd:
-            self.folder.mkdir()
-            _run("cp", "-a", "--", f"{cwd}/.", str(self.folder))
         else:
             self.folder.mkdir()
+        if commit:
+            _run("git", "-C", str(self.folder), "checkout", "-q", "--detach", commit)
+        if cwd:
+            _run("cp", "-a", "--", f"{cwd}/.", str(self.folder))
         _run("git", "--git-dir", str(self.base), "init", "-q")
         self._start = self._tree()
 

@@ -54,7 +54,8 @@ def export(
     stored = redacted(_read(store, info), redact)
     if format == "json":
         return json.dumps(stored, ensure_ascii=False, indent=2) + "\n"
-    heading = " ".join(redact(_title(info)).split())
+    title = info.title or info.first[:80] or f"Session {info.id}"
+    heading = " ".join(redact(title).split())
     pieces = [
         ("title", heading),
         ("facts", redact(_facts(info))),
@@ -89,10 +90,6 @@ def _read(store: Store, info: SessionInfo) -> dict[str, Any]:
     }
 
 
-def _title(info: SessionInfo) -> str:
-    return info.title or info.first[:80] or f"Session {info.id}"
-
-
 def _facts(info: SessionInfo) -> str:
     """The line below the title."""
     usage = info.usage
@@ -124,7 +121,8 @@ def _join_facts(*facts: str) -> str:
 
 # ---- the transcript: pieces, each with the name of a form ----------------------------------------
 
-Pieces = Iterator[tuple[str, str]]
+Pieces = Iterator[tuple[str, str]]  # those without a text are left out
+END = "-"  # the text of a piece that has none to show
 
 
 def _pieces(rows: Sequence[dict[str, Any]]) -> Pieces:
@@ -172,14 +170,14 @@ def _section(row: dict[str, Any], message: Message, following: Iterable[Message]
     if thought:
         yield "fold", "Thoughts"
         yield "code", thought
-        yield "end fold", "-"
+        yield "end fold", END
     yield "said" if kind == "assistant" else "quoted", _text(message)
     yield from _calls(row["parts"], message, following)
     error = row["error"]
     if error:
         stopped = f"Stopped ({error.get('stop_reason')}): {error.get('message')}"
         yield "stopped", " ".join(stopped.split())
-    yield "end section", "-"
+    yield "end section", END
 
 
 def _thought(message: Message) -> str:
@@ -207,7 +205,7 @@ def _calls(
         diff = details.get("diff") if isinstance(details, dict) else None
         if isinstance(diff, str):  # a plugin may put anything there
             yield "diff", diff
-        yield "end fold", "-"
+        yield "end fold", END
 
 
 def _outputs(following: Iterable[Message]) -> dict[str, str]:
