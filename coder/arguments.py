@@ -68,12 +68,11 @@ def described_schema(
         hint = without_none(type_hints[name])
         schema = plain_schema(hint)
         if schema is None:
-            from coder.schemas import Kind, kind_of  # late: no built-in tool needs it
+            from coder.schemas import adapter_of  # late: no built-in tool needs it
 
-            kind = kind_of(hint, f"{where}: {name}")
-            schema = kind.schema
-            if type(kind) is not Kind:
-                takes[name] = kind.take
+            adapter = adapter_of(hint, f"{where}: {name}")
+            schema = adapter.schema
+            takes[name] = adapter.take
         if name in texts:
             schema = schema | {"description": texts[name]}
         if "description" not in schema:
@@ -123,15 +122,6 @@ def _named_parameter(
     return None
 
 
-def described(hint: Any) -> Schema:
-    """The text of Annotated[X, "text"], or of an annotation that has a `description`."""
-    for note in hint.__metadata__:
-        text = note if isinstance(note, str) else getattr(note, "description", None)
-        if text:
-            return {"description": text}
-    return {}
-
-
 def without_none(hint: Any) -> Any:
     """X of X | None: a parameter with a null has its default, see `fit`."""
     if get_origin(hint) in (Union, types.UnionType):
@@ -154,8 +144,9 @@ def plain_schema(hint: Any) -> Schema | None:
         if not kinds and kind in JSON_TYPES:
             return {"type": JSON_TYPES[kind], "enum": list(arguments)}
         return None
-    is_known = hint in JSON_TYPES if isinstance(hint, type) else False
-    return {"type": JSON_TYPES[hint]} if is_known else None
+    if isinstance(hint, type) and hint in JSON_TYPES:
+        return {"type": JSON_TYPES[hint]}
+    return None
 
 
 # ---- checking the arguments of a call -------------------------------------------------------
