@@ -122,7 +122,7 @@ class ChatModel:
             redact=redact,
             client=client,
         )
-        address = self.endpoint.address or ""
+        address = self.endpoint.address
         self.profile: Profile = profiles.profile_of(host_of(address), name, profile)
         self.endpoint.key_header = self.profile.key_header
         self.encoder = RequestEncoder(name, self.profile, self.extra_body, reasoning_budgets)
@@ -174,7 +174,7 @@ class ChatModel:
     ) -> Events[Completion]:
         """Send one request; yield the deltas of its answer, return it whole."""
         tap = self.tap(body) if self.tap else None
-        sending = self.endpoint.post(
+        sending = self.endpoint.request(
             data=body,
             api_key=api_key,
             abort=abort,
