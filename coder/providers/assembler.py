@@ -307,12 +307,10 @@ def check_context(answer: Completion, window: int) -> None:
         raise ModelError("overflow", "the context is full")
 
 
-def remarks(answer: Completion, sent: bytes, window: int) -> Iterator[str]:
-    """What the user should know: a server that must have dropped messages."""
+def has_dropped(answer: Completion, sent: bytes) -> bool:
+    """Must the server have dropped messages, since it counts too few tokens for what was sent?"""
     usage = answer.usage
     has_few_tokens = MAX_CHARS_PER_TOKEN * usage.input < len(sent)
     if len(sent) <= 16_000 or not has_few_tokens:
-        return
-    is_certain = not (usage.estimated or usage.cached or b'"image_url"' in sent)
-    if is_certain:
-        yield DROPPED.format(window=window)
+        return False
+    return not (usage.estimated or usage.cached or b'"image_url"' in sent)
