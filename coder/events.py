@@ -354,7 +354,7 @@ def hidden_usage(event: Event) -> Usage | None:
 Events: TypeAlias = Generator[Event, None, T]  # yields events, returns a T
 
 # What a tool or a hook may return: a value, or a generator of events that returns the value.
-Outcome: TypeAlias = T | Generator[Event, None, T]
+Outcome: TypeAlias = T | Events[T]
 
 
 def resolve(outcome: Outcome[T]) -> Events[T]:

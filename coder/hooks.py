@@ -157,10 +157,10 @@ class HookChain(Hooks):
 
     def on_doom_loop(self, event: DoomLoop) -> Events[bool]:
         """The first hook decides, also with a no; without one, the consumer of the events."""
-        deciding = [hook for hook in self.hooks if implements(hook, "on_doom_loop")]
-        decide = deciding[0].on_doom_loop if deciding else super().on_doom_loop
-        is_allowed: bool = yield from resolve(decide(event))
-        return is_allowed
+        for hook in self.hooks:
+            if implements(hook, "on_doom_loop"):
+                return (yield from resolve(hook.on_doom_loop(event)))
+        return (yield from resolve(super().on_doom_loop(event)))
 
     # All that they return is joined
 

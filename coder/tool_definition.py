@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,23 +26,10 @@ from typing import Any, Literal, Protocol, get_args, overload
 
 from coder.abort import Abort
 from coder.arguments import WAY_OUT, Schema, Take, described_schema
-from coder.events import (
-    Event,
-    Events,
-    Nested,
-    Outcome,
-    Returning,
-    ToolUpdate,
-    resolve,
-)
+from coder.events import Events, Nested, Outcome, Returning, ToolUpdate, resolve
 from coder.providers.text import new_id
 from coder.slips import NO_SLIPS, Arguments, Slips
-from coder.types import (
-    Budget,
-    Limits,
-    RunResult,
-    V,
-)
+from coder.types import Budget, Limits, RunResult, V
 
 # Asks for permission: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
 Authorize = Callable[["ToolContext", str, Sequence[str], str], Outcome[Any]]
@@ -103,7 +90,7 @@ class ToolContext:
         *,
         name: str = "agent",
         output: type[V] | Schema | None = None,
-    ) -> Generator[Event, None, RunResult[V]]:
+    ) -> Events[RunResult[V]]:
         """`yield from` it: a run of another agent as a part of this call.
 
         Its events come out as `nested`, its tokens and steps count for this run. The abort of this
@@ -123,13 +110,11 @@ class ToolContext:
         """Show output while the tool works: when it yields next, or returns."""
         self.updates.append(ToolUpdate(self.call_id, self.redact(text)))
 
-    def take_updates(self) -> Generator[Event, None, None]:
+    def take_updates(self) -> Events[None]:
         while self.updates:
             yield self.updates.pop(0)
 
-    def ask(
-        self, permission: str, pattern: str | Sequence[str], detail: str = ""
-    ) -> Generator[Event, None, None]:
+    def ask(self, permission: str, pattern: str | Sequence[str], detail: str = "") -> Events[None]:
         """`yield from` it before acting. Raises DeniedError; without permissions all is allowed.
 
         `pattern` is the command, or the path or paths, that will be acted on.

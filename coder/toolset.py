@@ -14,11 +14,7 @@ from typing import Any
 
 from coder.abort import Abort
 from coder.arguments import Schema, fit
-from coder.events import (
-    BaseEvent,
-    Event,
-    Returning,
-)
+from coder.events import BaseEvent, Event, Events, Returning
 from coder.history import as_text
 from coder.providers.text import NO_NAME
 from coder.slips import ENDINGS, HOW_TO_END, Arguments
@@ -26,14 +22,7 @@ from coder.tool_definition import Default as Default
 from coder.tool_definition import Tool as Tool
 from coder.tool_definition import ToolContext as ToolContext
 from coder.tool_definition import tool as tool
-from coder.types import (
-    Aborted,
-    DeniedError,
-    Final,
-    ToolCall,
-    ToolError,
-    ToolResult,
-)
+from coder.types import Aborted, DeniedError, Final, ToolCall, ToolError, ToolResult
 
 
 class Toolset:
@@ -158,7 +147,7 @@ class Toolset:
         return 1
 
     def outputs_of(
-        self, generators: Sequence[Generator[Event, None, ToolResult]], abort: Abort
+        self, generators: Sequence[Events[ToolResult]], abort: Abort
     ) -> Generator[tuple[int, Event | ToolResult], None, None]:
         """Run the calls of a group, here one after the other. `run` has made their generators.
 
@@ -170,7 +159,7 @@ class Toolset:
                     yield index, event
             yield index, events.value
 
-    def run(self, call: ToolCall, ctx: ToolContext) -> Generator[Event, None, ToolResult]:
+    def run(self, call: ToolCall, ctx: ToolContext) -> Events[ToolResult]:
         """Run one call; errors in its arguments or its tool become the result. Raises Aborted."""
         called = self.known.get(call.name)
         if called is None:
@@ -195,16 +184,16 @@ def _as_tool(entry: Tool | Callable[..., Any]) -> Tool:
     return entry if isinstance(entry, Tool) else tool(entry)
 
 
-def _call(called: Tool, arguments: Arguments, ctx: ToolContext) -> Generator[Event, None, Any]:
+def _call(called: Tool, arguments: Arguments, ctx: ToolContext) -> Events[Any]:
     """Call the function. A generator's events are passed on, all else that it yields as updates.
 
     A coroutine runs in a thread with an event loop of its own.
     """
     values = called.values_of(arguments)
+    if called.context:
+        values[called.context] = ctx
     if called.is_open:
         value = called.function(ctx, values)
-    elif called.context:
-        value = called.function(**values, **{called.context: ctx})
     else:
         value = called.function(**values)
     if inspect.iscoroutine(value):
