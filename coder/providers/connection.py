@@ -131,10 +131,9 @@ class Server:
                 name = proxy.name
                 advice = PAST_PROXY
         reason = getattr(cause, "strerror", "") or str(cause)
-        message = f"nothing answers at {name}: {reason}"
         return ModelError(
             "network",
-            message,
+            f"nothing answers at {name}: {reason}",
             retryable=self.has_answered,
             advice=advice,
         )

@@ -170,8 +170,10 @@ def check_address(address: str) -> str:
         is_known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         if is_known and re.fullmatch("[!-~]+", address):
             return address
-    message = f"{shown_url(address)!r} is no base URL: it has to begin with http:// or https://"
-    raise ModelError("protocol", message)
+    raise ModelError(
+        "protocol",
+        f"{shown_url(address)!r} is no base URL: it has to begin with http:// or https://",
+    )
 
 
 # ---- answers that are errors ---------------------------------------------------------------------
@@ -184,8 +186,11 @@ def check_status(response: Response) -> None:
         return
     url = shown_url(response.url)
     if not 300 <= status < 600:
-        message = f"{url} answers with HTTP status {status:03d}, which no answer has"
-        raise ModelError("protocol", message, status=status)
+        raise ModelError(
+            "protocol",
+            f"{url} answers with HTTP status {status:03d}, which no answer has",
+            status=status,
+        )
     if status < 400:
         raise _redirect(response)
     body = _read_start(response)
