@@ -56,8 +56,11 @@ def described_schema(
     signature: Mapping[str, Parameter],
     type_hints: Mapping[str, Any],
 ) -> tuple[str, Schema, dict[str, Take]]:
-    """(the description, the schema, what makes the values of parameters with hints that are not
-    plain) of a function with this docstring. Raises TypeError."""
+    """What the model is sent of a function: (its description, the schema of its arguments). The
+    third value is for parameters whose hints are not plain: what makes their Python values.
+
+    Raises TypeError for a parameter without a hint or a description.
+    """
     description, texts = parse_docstring(doc, signature)
     properties: Schema = {}
     takes: dict[str, Take] = {}
@@ -114,7 +117,7 @@ def _named_parameter(
     names: Container[str],
     is_list: bool,
 ) -> re.Match[str] | None:
-    """The parameter that a line begins to describe; in a list of them also an unknown one."""
+    """The parameter that a line begins to describe. Within a list of them it may be unknown."""
     for form in FORMS:
         found = re.fullmatch(form, words)
         if found and (found["name"] in names or (is_list and form is PARAMETER)):
@@ -160,8 +163,8 @@ def fit(
 ) -> Any:
     """The value as the schema describes it. `hints`: what to write instead of an unknown parameter.
 
-    A value of another type is taken if it is certain what was meant: "10" for 10, a list or object
-    encoded once more. A null for a parameter that is not required and has another type is left out.
+    A value of another type is taken if it is certain what was meant: "10" for 10, the JSON text of
+    a list or an object. A null is left out if the parameter is not required and cannot be null.
     Raises ToolError, which the model reads.
     """
     if not isinstance(schema, dict):
@@ -207,24 +210,17 @@ def _check_names(
     where: str,
     hints: Hints,
 ) -> None:
-    """Raise ToolError for a parameter that is unknown or missing."""
-    names = f"Its parameters: {', '.join(schema.get('properties') or ())}"
-    unknown = _unknown_names(members, schema)
-    if unknown:
+    """Raise ToolError for a parameter that is missing, or that a closed schema does not have."""
+    properties = schema.get("properties") or {}
+    names = f"Its parameters: {', '.join(properties)}"
+    unknown = [name for name in members if name not in properties]
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    if is_closed and unknown:
         ways = "".join(f"; {hints[name]}" for name in unknown if name in hints)
         raise ToolError(f"{where} has no parameter {', '.join(unknown)}{ways}. {names}")
     missing = [name for name in schema.get("required") or () if name not in members]
     if missing:
         raise ToolError(f"{where} needs {', '.join(missing)}. {names}")
-
-
-def _unknown_names(members: Arguments, schema: Schema) -> list[str]:
-    """Those that a closed schema does not have."""
-    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
-    if not is_closed:
-        return []
-    properties = schema.get("properties") or {}
-    return [name for name in members if name not in properties]
 
 
 def _types_of(schema: Any) -> list[str]:

@@ -74,9 +74,8 @@ class Crew:
         module = optional("coder.agent.subagent")
         if module is None:
             return None
-        specs = choices(self.parts.agents, "subagent", "all")
         made: Subagents = module.Subagents(
-            specs,
+            choices(self.parts.agents, "subagent", "all"),
             self.equip,
             limits=self.limits,
             retry=self.retry,
