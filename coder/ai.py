@@ -38,12 +38,18 @@ from typing import Any, Protocol
 
 from coder.abort import Abort
 from coder.events import Events, Notice
-from coder.providers import profiles
 from coder.providers.assembler import CUT_OFF, DROPPED, Assembler, check_context, has_dropped
 from coder.providers.connection import Redact
 from coder.providers.endpoint import Endpoint
 from coder.providers.errors import refuse_malformed
-from coder.providers.profiles import CHARS_PER_TOKEN, OUTPUT_LIMITS, Price, Profile
+from coder.providers.profiles import (
+    CHARS_PER_TOKEN,
+    LEARNT,
+    OUTPUT_LIMITS,
+    Price,
+    droppable_param,
+    profile_of,
+)
 from coder.providers.request import REASONING_BUDGETS, RequestEncoder
 from coder.providers.sse import Tap, read_answer
 from coder.providers.text import host_of
@@ -123,11 +129,11 @@ class ChatModel:
             client=client,
         )
         address = self.endpoint.address
-        self.profile: Profile = profiles.profile_of(host_of(address), name, profile)
+        self.profile = profile_of(host_of(address), name, profile)
         self.endpoint.key_header = self.profile.key_header
         self.encoder = RequestEncoder(name, self.profile, self.extra_body, reasoning_budgets)
         # Parameters that this server rejects, as each ChatModel of this address and name has seen
-        self._rejected = profiles.LEARNT.setdefault((address, name), set())
+        self._rejected = LEARNT.setdefault((address, name), set())
         self._has_warned = False  # whether the user knows that this server drops messages
 
     def stream(self, request: Request, abort: Abort) -> Events[Completion]:
@@ -156,7 +162,7 @@ class ChatModel:
                     self._rejected.update(dropped)
                     raise
                 # Once more, if the server names a parameter that can be left out
-                parameter = profiles.droppable_param(error, json.loads(body), self.profile)
+                parameter = droppable_param(error, json.loads(body), self.profile)
                 if parameter is None or assembler.begun or requests == MAX_REQUESTS:
                     raise
                 dropped |= {parameter}

@@ -341,7 +341,10 @@ def is_question(event: Event) -> bool:
 
 
 def hidden_usage(event: Event) -> Usage | None:
-    """The tokens of a hidden agent's run (a summary) at its `run_end`: no other total has them."""
+    """At the end of a hidden agent's run, such as a summary: its tokens, which no total has yet.
+
+    None for any other event.
+    """
     while isinstance(event, Nested):
         if isinstance(event.event, RunEnd) and not event.session_id:
             return event.event.usage

@@ -14,9 +14,18 @@ import dataclasses
 import enum
 import json
 import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NotRequired, Required, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from coder.arguments import PYTHON_TYPES, WAY_OUT, Schema, fit, parse_docstring, plain_schema
 from coder.types import ToolError
@@ -239,7 +248,7 @@ def _read_enum(hint: Any, where: str) -> TypeAdapter | None:
     if not (isinstance(hint, type) and issubclass(hint, enum.Enum)):
         return None
     values = [member.value for member in hint]
-    schema = plain_schema(typing.Literal[*values])
+    schema = plain_schema(Literal[*values])
     if schema is None:
         raise TypeError(f"{where}: the values of {_name(hint)} are not all text, or all numbers")
     return Made(schema, hint)
@@ -296,7 +305,7 @@ def _read_typed_dict(hint: Any, where: str) -> TypeAdapter | None:
     # By its members: typing_extensions has a class of its own
     if not hasattr(hint, "__required_keys__"):
         return None
-    hints = typing.get_type_hints(hint, include_extras=True)
+    hints = get_type_hints(hint, include_extras=True)
     required = []
     for name, member in hints.items():
         mark = get_origin(member)  # first: the class does not see it in an annotation that is text
@@ -307,7 +316,7 @@ def _read_typed_dict(hint: Any, where: str) -> TypeAdapter | None:
 
 def _fields(hint: type, names: Sequence[str], required: list[str], where: str) -> Fields:
     """The adapter of a class with these members, which its docstring describes, or Annotated."""
-    hints = typing.get_type_hints(hint, include_extras=True)
+    hints = get_type_hints(hint, include_extras=True)
     _, texts = parse_docstring(hint.__doc__ or "", names)
     members = {}
     properties = {}

@@ -17,12 +17,11 @@ generator: what it yields is shown while it works, what it returns is the result
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args, overload
+from typing import Any, Literal, Protocol, get_args, get_type_hints, overload
 
 from coder.abort import Abort
 from coder.arguments import WAY_OUT, Schema, Take, described_schema
@@ -140,18 +139,19 @@ class Tool:
     context: str = ""  # the parameter that takes the ToolContext
     is_open: bool = False  # takes what its schema does not name: function(ctx, arguments)
     concurrent: bool = False  # calls may run side by side
-    may_change: bool = False  # of a concurrent tool, which else changes nothing: a sub-agent may
+    may_change: bool = False  # a concurrent tool changes nothing, except with this: a sub-agent
     # What people see of a call: the value of this argument, or of a function of all arguments
     title: Title = ""
     # Who decides whether a call is run
     permission: str = ""  # the kind of its rules; "": its name
     default: Default = "ask"  # what holds without a rule
     asks_itself: bool = False  # by ctx.ask, about something exact; else each call is asked about
-    # What models call instead
+    # What models write instead of its names
     slips: Slips = NO_SLIPS
-    # For the same work in another form (apply_patch for edit): not offered, but run if called
+    # A tool for the same work in another form (apply_patch for edit). It is run if it is called,
+    # although it is not offered
     twin: Tool | None = None
-    # What makes the value of a parameter of its JSON value
+    # By parameter, if its hint is not plain: what turns its JSON value into the Python value
     takes: dict[str, Take] = field(default_factory=dict)
 
     @property
@@ -255,7 +255,7 @@ def tool(
 
 def _hints_of(function: Callable[..., Any], where: str, are_needed: bool) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(function, include_extras=True)
+        return get_type_hints(function, include_extras=True)
     except NameError as error:  # a class inside of a function
         if not are_needed:  # but for ToolContext, which may be written as text
             named = {"ToolContext": ToolContext}

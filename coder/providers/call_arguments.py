@@ -102,8 +102,10 @@ def _mend(raw: str) -> JsonObject | None:
 
 
 def _repeated_object(raw: str) -> JsonObject | None:
-    """The object at the start if what follows repeats it or holds no other; an empty first one
-    gives way."""
+    """The object that a text begins with, if what follows is the same object again, or has none.
+
+    An empty object does not count if one that is not empty follows. None for any other text.
+    """
     rest = raw
     objects: list[JsonObject] = []
     while rest.startswith("{"):

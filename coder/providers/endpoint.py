@@ -106,8 +106,10 @@ class Endpoint:
         # Without a key only OpenAI's own server is not asked; any other gets the word "none"
         has_own_header = self.headers.keys() & {"authorization", "api-key", self.key_header}
         if not (key or self.address or has_own_header):
-            ways = "set OPENAI_API_KEY, or give api_key= or a base_url="
-            raise ModelError("auth", f"no key: {ways}; nothing was sent")
+            raise ModelError(
+                "auth",
+                "no key: set OPENAI_API_KEY, or give api_key= or a base_url=; nothing was sent",
+            )
         key = (key or "none").strip()
         if not (key.isascii() and key.isprintable()):
             raise ModelError(

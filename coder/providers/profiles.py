@@ -192,7 +192,8 @@ def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile
     """What a rejected request can do without: a member of the body, or of its assistant messages,
     that the program added and the server's message names as unknown.
 
-    A schema for the answer goes at last, whatever the message says: it can stand in the prompt.
+    If no such member is named, a schema for the answer is left out, whatever the message says: the
+    prompt can describe it.
     """
     if error.kind != "bad_request":
         return None

@@ -44,14 +44,14 @@ def _mend_key(key: Any) -> Any:
 
 
 def dictionaries(value: Any) -> list[JsonObject]:
-    """Those in a list; none of what is no list."""
+    """The dictionaries in a list; [] for a value that is no list."""
     if not isinstance(value, list):
         return []
     return [item for item in value if isinstance(item, dict)]
 
 
 def strings(parts: list[JsonObject], name: str) -> list[str]:
-    """This member of each part that has it as a string."""
+    """The member of this name of all parts in which it is a string."""
     return [part[name] for part in parts if isinstance(part.get(name), str)]
 
 
