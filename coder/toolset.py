@@ -174,8 +174,8 @@ class Toolset:
         except ToolError as error:
             result = as_failure(error)
         except Exception as error:  # a bug of the tool
-            why = f"{call.name} failed: {type(error).__name__}: {error}"
-            result = as_failure(ToolError(why))
+            text = f"Error: {call.name} failed: {type(error).__name__}: {error}"
+            result = ToolResult(text, is_error=True)
         yield from ctx.take_updates()  # those after the last yield of the tool
         return result
 

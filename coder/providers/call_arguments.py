@@ -49,7 +49,9 @@ def parse_arguments(pieces: list[str]) -> Parsed:
         return None, "nested too deeply"
     except ValueError as error:  # also for a number with thousands of digits
         mended = _mend(raw)
-        return (None, _say_what_is_wrong(error)) if mended is None else _as_object(mended)
+        if mended is None:
+            return None, _say_what_is_wrong(error)
+        return mended, ""
     return _as_object(value)
 
 

@@ -49,7 +49,7 @@ class Endpoint:
         self.headers = {name.lower(): value for name, value in headers.items()}
         # "": OpenAI's own
         self.address = base_of(base_url or os.environ.get("OPENAI_BASE_URL") or "")
-        self._account = account_headers(self.address or OPENAI)
+        self._account = account_headers(self.address)
         self._server: Server | None = None  # from the first request on
 
     @contextmanager
@@ -155,7 +155,7 @@ def base_of(url: str) -> str:
 
 
 def account_headers(address: str) -> dict[str, str]:
-    """The user's organisation and project, which OpenAI gets and nobody else does."""
+    """The user's organisation and project, for OpenAI's own addresses ("" is one) and no other."""
     headers = {}
     if re.fullmatch(r"(.+\.)?openai\.com(:\d+)?", host_of(address).lower()):
         for name, variable in ACCOUNT.items():

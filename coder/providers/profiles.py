@@ -195,8 +195,6 @@ def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile
     If no such member is named, a schema for the answer is left out, whatever the message says: the
     prompt can describe it.
     """
-    if error.kind != "bad_request":
-        return None
     has_schema = schema_in(sent) is not None
     if has_schema and re.search(SCHEMA_WORDS, error.message, re.I):
         return "response_format"

@@ -195,7 +195,8 @@ def is_loopback(url: str | None) -> bool:
 
 
 def host_of(url: str | None) -> str:
-    """host:port of a base URL, without what may come before an @; OpenAI's own server for None."""
+    """host:port of a base URL, without what may come before an @; of OpenAI's own server for None
+    and ""."""
     return _parts(url or "https://api.openai.com").netloc.rpartition("@")[2]
 
 
