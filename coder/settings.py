@@ -213,13 +213,15 @@ class Settings:  # not a dataclass, which takes 8 ms of `coder --help`
     client: str = setting(
         "direct", CLIENT, "direct or openai: what sends requests (direct)", "NAME"
     )
-    keys: tuple[str, ...] = ()  # of all sources, to be redacted
-    notes: tuple[str, ...] = ()  # what the user should know of where the settings came from
+    keys: tuple[str, ...]  # of all sources, to be redacted
+    notes: tuple[str, ...]  # what the user should know of where the settings came from
 
     def __init__(self, **values: Any) -> None:
         fields = vars(self)
         for name, row in SETTINGS.items():
             fields[field_of(name)] = row.default
+        fields["keys"] = ()
+        fields["notes"] = ()
         fields.update(values)
 
     @property

@@ -18,7 +18,6 @@ from coder.events import BaseEvent, Event, Events, Returning
 from coder.history import as_text
 from coder.providers.text import NO_NAME
 from coder.slips import ENDINGS, HOW_TO_END, Arguments
-from coder.tool_definition import Default as Default
 from coder.tool_definition import Tool as Tool
 from coder.tool_definition import ToolContext as ToolContext
 from coder.tool_definition import tool as tool

@@ -156,14 +156,12 @@ def _read_document(
         if text.startswith("{") and not response.is_framed:
             raise ModelError("incomplete", CUT_OFF, retryable=True) from error
         raise _no_api_answer(response, text) from error
-    if not _is_api_answer(document) or (end < len(text) and "choices" in document):
+    members = document.keys() if isinstance(document, dict) else set()
+    is_api_answer = members & {"choices", "error", "object"}
+    if not is_api_answer or (end < len(text) and "choices" in members):
         raise _no_api_answer(response, document)
     yield from assembler.feed(document)
     assembler.has_end_mark = True
-
-
-def _is_api_answer(document: Any) -> bool:
-    return isinstance(document, dict) and bool(document.keys() & {"choices", "error", "object"})
 
 
 def _no_api_answer(response: Response, document: Any) -> ModelError:
