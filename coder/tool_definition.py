@@ -257,7 +257,7 @@ def _hints_of(function: Callable[..., Any], where: str, are_needed: bool) -> dic
     try:
         return get_type_hints(function, include_extras=True)
     except NameError as error:  # a class inside of a function
-        if not are_needed:  # but for ToolContext, which may be written as text
+        if not are_needed:  # only ToolContext counts, and it may be written as text
             named = {"ToolContext": ToolContext}
             hints = function.__annotations__
             return {parameter: named.get(hint, hint) for parameter, hint in hints.items()}

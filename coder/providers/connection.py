@@ -86,7 +86,7 @@ class Server:
                 sock, until = self._kept.pop()
                 poll = select.poll()
                 poll.register(sock, select.POLLIN)
-                # the server has sent nothing: an end is all that could come
+                # If there is something to read, it is the end: the server has nothing to send
                 if time.clock_gettime(CLOCK) < until and not poll.poll(0):
                     return sock
                 sock.close()
@@ -381,6 +381,8 @@ class HttpExchange:
 
     @contextmanager
     def _as_model_error(self, message: str, advice: str) -> Iterator[None]:
+        """Inside, a failure of the connection becomes a ModelError: with this message and advice,
+        unless the time is over or TLS says why. Raises Aborted if that was the reason."""
         try:
             yield
         except (OSError, ValueError, zlib.error) as error:

@@ -88,8 +88,8 @@ class ClientEndpoint(Endpoint):
             response.close()
 
     def _send(self, data: bytes, api_key: str | None, path: str) -> Any:
-        """The response of httpx; only an error's body is read already. Runs in the thread of the
-        answer. Raises ModelError."""
+        """The response of httpx, whose body is not read yet, unless it is an error. Runs in the
+        thread of the answer. Raises ModelError."""
         import httpx2
         import openai
 

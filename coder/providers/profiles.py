@@ -20,7 +20,7 @@ EFFORT = "$effort"
 BUDGET = "$budget"
 REASONING = ("reasoning_content", "reasoning", "reasoning_text")  # the first that is not empty
 THINK = "think_tag"  # the name under which thoughts between tags enter the history
-ECHOED = (
+ECHOED = (  # members of an answer's message that go back with it, if a server's row has no others
     "reasoning_content",
     "reasoning_details",
     "thinking_blocks",

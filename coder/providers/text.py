@@ -139,8 +139,8 @@ class ThinkTag:
 
 
 def join_pieces(pieces: list[Any]) -> Any:
-    """One member of a message from its pieces: texts are joined, objects take what is new, entries
-    of lists go on."""
+    """One member of a message from its pieces: texts are joined, objects merged, and lists joined;
+    neighbours in these that are pieces of one entry are merged."""
     kinds = {type(piece) for piece in pieces}
     if kinds == {str}:
         return "".join(pieces)
