@@ -48,8 +48,11 @@ class BaseEvent:
 
     def __repr__(self) -> str:
         event: Any = self  # each subclass is a dataclass
-        shown = [field.name for field in dataclasses.fields(event) if field.repr]
-        parts = [f"{name}={getattr(event, name)!r}" for name in shown]
+        parts = [
+            f"{shown.name}={getattr(event, shown.name)!r}"
+            for shown in dataclasses.fields(event)
+            if shown.repr
+        ]
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def __eq__(self, other: object) -> bool:

@@ -166,9 +166,14 @@ class Tool:
     @property
     def schema(self) -> Schema:
         """The API's form."""
-        parameters = {"type": "object", "properties": {}} | self.parameters
-        function = {"name": self.name, "description": self.description, "parameters": parameters}
-        return {"type": "function", "function": function}
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": {"type": "object", "properties": {}} | self.parameters,
+            },
+        }
 
     def title_of(self, arguments: Arguments) -> str:
         """The title of a call: the tool's name and what the call is about."""

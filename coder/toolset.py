@@ -69,8 +69,8 @@ class Toolset:
     @property
     def known(self) -> dict[str, Tool]:
         """The tools that run by their names: the offered ones, and their twins."""
-        twins = [tool.twin for tool in self.tools.values() if tool.twin]
-        return {twin.name: twin for twin in twins} | self.tools
+        twins = {tool.twin.name: tool.twin for tool in self.tools.values() if tool.twin}
+        return twins | self.tools
 
     def title(self, call: ToolCall) -> str:
         """What people see of a call."""

@@ -65,11 +65,10 @@ class Call:
         without_tail = self.name.partition("<|")[0]
         core = re.split(r"[.:/]", without_tail)[-1].strip()
         name = safe_name(core or self.name)
-        function = {"name": name, "arguments": text}
         entry = {
             "id": call_id,
             "type": "function",
-            "function": function,
+            "function": {"name": name, "arguments": text},
         }
         return ToolCall(call_id, name, arguments or {}, problem), entry | extra
 
