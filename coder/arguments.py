@@ -210,17 +210,24 @@ def _check_names(
     where: str,
     hints: Hints,
 ) -> None:
-    """Raise ToolError for a parameter that is missing, or that a closed schema does not have."""
-    properties = schema.get("properties") or {}
-    names = f"Its parameters: {', '.join(properties)}"
-    unknown = [name for name in members if name not in properties]
-    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
-    if is_closed and unknown:
+    """Raise ToolError for a parameter that is unknown or missing."""
+    names = f"Its parameters: {', '.join(schema.get('properties') or ())}"
+    unknown = _unknown_names(members, schema)
+    if unknown:
         ways = "".join(f"; {hints[name]}" for name in unknown if name in hints)
         raise ToolError(f"{where} has no parameter {', '.join(unknown)}{ways}. {names}")
     missing = [name for name in schema.get("required") or () if name not in members]
     if missing:
         raise ToolError(f"{where} needs {', '.join(missing)}. {names}")
+
+
+def _unknown_names(members: Arguments, schema: Schema) -> list[str]:
+    """Those that a closed schema does not have."""
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    if not is_closed:
+        return []
+    properties = schema.get("properties") or {}
+    return [name for name in members if name not in properties]
 
 
 def _types_of(schema: Any) -> list[str]:

@@ -48,11 +48,8 @@ class BaseEvent:
 
     def __repr__(self) -> str:
         event: Any = self  # each subclass is a dataclass
-        parts = [
-            f"{shown.name}={getattr(event, shown.name)!r}"
-            for shown in dataclasses.fields(event)
-            if shown.repr
-        ]
+        shown = [field.name for field in dataclasses.fields(event) if field.repr]
+        parts = [f"{name}={getattr(event, name)!r}" for name in shown]
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def __eq__(self, other: object) -> bool:
@@ -344,10 +341,7 @@ def is_question(event: Event) -> bool:
 
 
 def hidden_usage(event: Event) -> Usage | None:
-    """At the end of a hidden agent's run, such as a summary: its tokens, which no total has yet.
-
-    None for any other event.
-    """
+    """At the end of a hidden agent's run, such as a summary: its tokens, which no total has yet."""
     while isinstance(event, Nested):
         if isinstance(event.event, RunEnd) and not event.session_id:
             return event.event.usage

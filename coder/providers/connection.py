@@ -381,8 +381,7 @@ class HttpExchange:
 
     @contextmanager
     def _as_model_error(self, message: str, advice: str) -> Iterator[None]:
-        """Inside, a failure of the connection becomes a ModelError: with this message and advice,
-        unless the time is over or TLS says why. Raises Aborted if that was the reason."""
+        """A failure inside becomes a ModelError with this message, if no more is known of it."""
         try:
             yield
         except (OSError, ValueError, zlib.error) as error:
