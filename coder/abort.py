@@ -66,15 +66,17 @@ class Abort:
 
     @contextmanager
     def child(self, max_seconds: float | None = None) -> Iterator[Abort]:
-        """A token for a part of the work: set with this one, or as "max_time" after `max_seconds`,
-        or alone."""
+        """A token for a part of the work. It is set when this one is, or after `max_seconds` (as
+        "max_time"); to set it does not set this one."""
         token = Abort()
-        clock = threading.Timer(max_seconds or 0, token.set, ("max_time",))
-        clock.daemon = True
         with self.calling(lambda: token.set(self.reason)):
+            if max_seconds is None:
+                yield token
+                return
+            clock = threading.Timer(max_seconds, token.set, ("max_time",))
+            clock.daemon = True
             try:
-                if max_seconds is not None:
-                    clock.start()
+                clock.start()
                 yield token
             finally:
                 clock.cancel()

@@ -33,17 +33,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from coder.abort import Abort
 from coder.events import Events, Notice
-from coder.providers import profiles
-from coder.providers.assembler import CUT_OFF, Assembler, check_context, remarks
+from coder.providers.assembler import CUT_OFF, DROPPED, Assembler, check_context, has_dropped
 from coder.providers.connection import Redact
 from coder.providers.endpoint import Endpoint
 from coder.providers.errors import refuse_malformed
-from coder.providers.profiles import CHARS_PER_TOKEN, OUTPUT_LIMITS, Price, Profile
+from coder.providers.profiles import (
+    CHARS_PER_TOKEN,
+    LEARNT,
+    OUTPUT_LIMITS,
+    Price,
+    droppable_param,
+    profile_of,
+)
 from coder.providers.request import REASONING_BUDGETS, RequestEncoder
 from coder.providers.sse import Tap, read_answer
 from coder.providers.text import host_of
@@ -122,13 +128,13 @@ class ChatModel:
             redact=redact,
             client=client,
         )
-        address = self.endpoint.address or ""
-        self.profile: Profile = profiles.profile_of(host_of(address), name, profile)
+        address = self.endpoint.address
+        self.profile = profile_of(host_of(address), name, profile)
         self.endpoint.key_header = self.profile.key_header
         self.encoder = RequestEncoder(name, self.profile, self.extra_body, reasoning_budgets)
         # Parameters that this server rejects, as each ChatModel of this address and name has seen
-        self._rejected = profiles.LEARNT.setdefault((address, name), set())
-        self._reported_remarks: set[str] = set()
+        self._rejected = LEARNT.setdefault((address, name), set())
+        self._has_warned = False  # whether the user knows that this server drops messages
 
     def stream(self, request: Request, abort: Abort) -> Events[Completion]:
         """Yield the deltas of one answer, return it whole. Raises ModelError or Aborted.
@@ -156,7 +162,7 @@ class ChatModel:
                     self._rejected.update(dropped)
                     raise
                 # Once more, if the server names a parameter that can be left out
-                parameter = profiles.droppable_param(error, json.loads(body), self.profile)
+                parameter = droppable_param(error, json.loads(body), self.profile)
                 if parameter is None or assembler.begun or requests == MAX_REQUESTS:
                     raise
                 dropped |= {parameter}
@@ -166,7 +172,9 @@ class ChatModel:
 
             # The answer. What was left out for it is not sent again by this process
             self._rejected.update(dropped)
-            yield from self._new_remarks(answer, body)
+            if not self._has_warned and has_dropped(answer, body):
+                self._has_warned = True
+                yield Notice(DROPPED.format(window=self.context_window))
             return answer
 
     def _ask_once(
@@ -174,7 +182,7 @@ class ChatModel:
     ) -> Events[Completion]:
         """Send one request; yield the deltas of its answer, return it whole."""
         tap = self.tap(body) if self.tap else None
-        sending = self.endpoint.post(
+        sending = self.endpoint.request(
             data=body,
             api_key=api_key,
             abort=abort,
@@ -218,13 +226,6 @@ class ChatModel:
         """The parameters that the user will miss; an output limit has a second name and is kept."""
         names = set(self.extra_body) | set(request.options) | set(self.profile.reasoning)
         return names - set(OUTPUT_LIMITS)
-
-    def _new_remarks(self, answer: Completion, body: bytes) -> Iterator[Notice]:
-        """What the user should know of this server, once."""
-        for text in remarks(answer, body, self.context_window):
-            if text not in self._reported_remarks:
-                self._reported_remarks.add(text)
-                yield Notice(text)
 
 
 def endpoint_for(

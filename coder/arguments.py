@@ -56,8 +56,11 @@ def described_schema(
     signature: Mapping[str, Parameter],
     type_hints: Mapping[str, Any],
 ) -> tuple[str, Schema, dict[str, Take]]:
-    """(the description, the schema, what makes the values of parameters with hints that are not
-    plain) of a function with this docstring. Raises TypeError."""
+    """What the model is sent of a function: (its description, the schema of its arguments). The
+    third value is for parameters whose hints are not plain: what makes their Python values.
+
+    Raises TypeError for a parameter without a hint or a description.
+    """
     description, texts = parse_docstring(doc, signature)
     properties: Schema = {}
     takes: dict[str, Take] = {}
@@ -68,12 +71,11 @@ def described_schema(
         hint = without_none(type_hints[name])
         schema = plain_schema(hint)
         if schema is None:
-            from coder.schemas import Kind, kind_of  # late: no built-in tool needs it
+            from coder.schemas import adapter_of  # late: no built-in tool needs it
 
-            kind = kind_of(hint, f"{where}: {name}")
-            schema = kind.schema
-            if type(kind) is not Kind:
-                takes[name] = kind.take
+            adapter = adapter_of(hint, f"{where}: {name}")
+            schema = adapter.schema
+            takes[name] = adapter.take
         if name in texts:
             schema = schema | {"description": texts[name]}
         if "description" not in schema:
@@ -115,21 +117,12 @@ def _named_parameter(
     names: Container[str],
     is_list: bool,
 ) -> re.Match[str] | None:
-    """The parameter that a line begins to describe; in a list of them also an unknown one."""
+    """The parameter that a line begins to describe. Within a list of them it may be unknown."""
     for form in FORMS:
         found = re.fullmatch(form, words)
         if found and (found["name"] in names or (is_list and form is PARAMETER)):
             return found
     return None
-
-
-def described(hint: Any) -> Schema:
-    """The text of Annotated[X, "text"], or of an annotation that has a `description`."""
-    for note in hint.__metadata__:
-        text = note if isinstance(note, str) else getattr(note, "description", None)
-        if text:
-            return {"description": text}
-    return {}
 
 
 def without_none(hint: Any) -> Any:
@@ -154,8 +147,9 @@ def plain_schema(hint: Any) -> Schema | None:
         if not kinds and kind in JSON_TYPES:
             return {"type": JSON_TYPES[kind], "enum": list(arguments)}
         return None
-    is_known = hint in JSON_TYPES if isinstance(hint, type) else False
-    return {"type": JSON_TYPES[hint]} if is_known else None
+    if isinstance(hint, type) and hint in JSON_TYPES:
+        return {"type": JSON_TYPES[hint]}
+    return None
 
 
 # ---- checking the arguments of a call -------------------------------------------------------
@@ -169,8 +163,8 @@ def fit(
 ) -> Any:
     """The value as the schema describes it. `hints`: what to write instead of an unknown parameter.
 
-    A value of another type is taken if it is certain what was meant: "10" for 10, a list or object
-    encoded once more. A null for a parameter that is not required and has another type is left out.
+    A value of another type is taken if it is certain what was meant: "10" for 10, the JSON text of
+    a list or an object. A null is left out if the parameter is not required and cannot be null.
     Raises ToolError, which the model reads.
     """
     if not isinstance(schema, dict):

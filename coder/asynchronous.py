@@ -82,7 +82,8 @@ async def stream_events(run: Events[T], token: Abort) -> AsyncGenerator[Event, N
     is_left = threading.Event()
 
     def wait_for_room() -> bool:
-        """False if the run is aborted meanwhile: its loop may have been left without an end."""
+        """Returns whether there is room for an event. After an abort it does not wait: perhaps
+        nobody takes events any more."""
         while not token.is_set():
             if room.acquire(timeout=TICK):
                 return True

@@ -1,8 +1,7 @@
 """The agents of a session: the one that works, and the sub-agents that work for it.
 
-Their models, hooks, tools, prompts.
-
-A model gets the tools that it is trained on; a sub-agent may do nothing that its caller may not.
+They get their models, hooks, tools and prompts here. A model gets the tools that it is trained on;
+a sub-agent may do nothing that its caller may not.
 """
 
 from __future__ import annotations
@@ -74,9 +73,8 @@ class Crew:
         module = optional("coder.agent.subagent")
         if module is None:
             return None
-        specs = choices(self.parts.agents, "subagent", "all")
         made: Subagents = module.Subagents(
-            specs,
+            choices(self.parts.agents, "subagent", "all"),
             self.equip,
             limits=self.limits,
             retry=self.retry,
@@ -101,12 +99,10 @@ class Crew:
         spec = choose(self.parts.agents, agent) if agent else self.spec
         if isinstance(model, ChatModel):
             chosen = model
-            self._usual_model = model.name
-        elif model:
-            chosen = self.model_named(model)
-            self._usual_model = model
         else:
-            chosen = self.model_named(spec.model or self._usual_model)
+            chosen = self.model_named(model or spec.model or self._usual_model)
+        if model:
+            self._usual_model = chosen.name
         if agent:
             self._set_spec(spec, chosen)
         elif model:

@@ -344,7 +344,7 @@ def is_question(event: Event) -> bool:
 
 
 def hidden_usage(event: Event) -> Usage | None:
-    """The tokens of a hidden agent's run (a summary) at its `run_end`: no other total has them."""
+    """At the end of a hidden agent's run, such as a summary: its tokens, which no total has yet."""
     while isinstance(event, Nested):
         if isinstance(event.event, RunEnd) and not event.session_id:
             return event.event.usage
@@ -357,7 +357,7 @@ def hidden_usage(event: Event) -> Usage | None:
 Events: TypeAlias = Generator[Event, None, T]  # yields events, returns a T
 
 # What a tool or a hook may return: a value, or a generator of events that returns the value.
-Outcome: TypeAlias = T | Generator[Event, None, T]
+Outcome: TypeAlias = T | Events[T]
 
 
 def resolve(outcome: Outcome[T]) -> Events[T]:

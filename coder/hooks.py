@@ -106,9 +106,10 @@ class FunctionHooks(Hooks):
 class HookChain(Hooks):
     """Several hooks as one, called in order: each sees what those before it have changed.
 
-    How what they return becomes one: of `before_tool_call`, `get_api_key` and `on_length` the first
-    that is not empty counts, of `on_doom_loop` that of the first hook that has it. Queued messages
-    are joined, and a changed list or result goes on to the next hook.
+    Of what they return: the first result, key or compaction counts (`before_tool_call`,
+    `get_api_key`, `on_length`; the hooks after it are not called). The first hook that overrides
+    `on_doom_loop` decides there. Queued messages are joined. A changed list or result goes on to
+    the next hook.
     """
 
     def __init__(self, *hooks: Hooks) -> None:
@@ -157,10 +158,10 @@ class HookChain(Hooks):
 
     def on_doom_loop(self, event: DoomLoop) -> Events[bool]:
         """The first hook decides, also with a no; without one, the consumer of the events."""
-        deciding = [hook for hook in self.hooks if implements(hook, "on_doom_loop")]
-        decide = deciding[0].on_doom_loop if deciding else super().on_doom_loop
-        is_allowed: bool = yield from resolve(decide(event))
-        return is_allowed
+        for hook in self.hooks:
+            if implements(hook, "on_doom_loop"):
+                return (yield from resolve(hook.on_doom_loop(event)))
+        return (yield from resolve(super().on_doom_loop(event)))
 
     # All that they return is joined
 

@@ -54,7 +54,7 @@ def ask(run: Run) -> Events[Completion | End]:
         # An empty answer: again, but only once
         if is_empty(answer) and not empty_is_fine:
             empty_is_fine = True
-            failures.add_empty()
+            failures.attempts += 1  # but no error
             nothing = ModelError("empty", "the answer was empty", retryable=True)
             yield from wait_to_retry(run, attempt=failures.attempts, delay=0.0, error=nothing)
             continue

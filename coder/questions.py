@@ -17,7 +17,7 @@ import time
 from typing import get_args
 
 from coder.abort import TICK, Abort
-from coder.events import Answer, DoomLoop, Event, PermissionAsked, Question, innermost
+from coder.events import Answer, DoomLoop, Event, Question, QuestionAsked, innermost
 
 # Types of events that ask, or may carry a question of a sub-agent
 ASKING = {"permission_asked", "question_asked", "doom_loop", "nested"}
@@ -59,7 +59,8 @@ class Questions:
                 self._changed.wait(TICK)
             del self._waiting[question.id]
             if not question.is_answered and not abort.is_set():
-                _refuse(question, f"no answer within {self.timeout:g} s")
+                no = "" if isinstance(question, QuestionAsked) else "no"
+                _reply(question, no, reason=f"no answer within {self.timeout:g} s")
 
     def drop(self, question: Question) -> None:
         """Take a question off the list, since its run was left."""
@@ -83,14 +84,9 @@ class Questions:
             return True
 
 
-def _reply(
-    question: Question,
-    answer: str,
-    reason: str,
-    remember: str,
-) -> None:
+def _reply(question: Question, answer: str, reason: str, remember: str = "") -> None:
     """Give a question its answer. Raises ValueError for a word that it does not take."""
-    if not isinstance(question, PermissionAsked | DoomLoop):
+    if isinstance(question, QuestionAsked):
         question.reply(answer)  # the model's, which takes any text
         return
     words = get_args(Answer)
@@ -100,12 +96,3 @@ def _reply(
         question.reply(answer != "no")
     else:
         question.reply(answer, reason, remember)  # type: ignore[arg-type]
-
-
-def _refuse(question: Question, reason: str) -> None:
-    if isinstance(question, PermissionAsked):
-        question.reply("no", reason)
-    elif isinstance(question, DoomLoop):
-        question.reply(False)
-    else:
-        question.reply("")

@@ -48,7 +48,7 @@ class Repetitions:
 
     def seen_in_answer(self, call: ToolCall) -> bool:
         """Is the call equal to one of this answer after which nothing was changed?"""
-        # Texts that could not be read may differ
+        # Arguments that could not be read may differ
         return not call.problem and _key(call) in self._unchanged
 
     def add_to_answer(self, call: ToolCall, changes_nothing: bool) -> None:

@@ -1,8 +1,8 @@
 """Type hints as JSON schemas, and JSON values as the Python values that the hints promise.
 
-    kind = kind_of(Person, "tool greet: person")
-    kind.schema                                # what the model is sent
-    kind.take({"name": "Ada"}, "person")       # Person(name="Ada")
+    adapter = adapter_of(Person, "tool greet: person")
+    adapter.schema                             # what the model is sent
+    adapter.take({"name": "Ada"}, "person")    # Person(name="Ada")
 
 Loaded when a hint is not plain (arguments.py knows the plain ones), so by no built-in tool.
 Pydantic is not imported: a class of its models is known by its methods.
@@ -14,26 +14,27 @@ import dataclasses
 import enum
 import json
 import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NotRequired, Required, Union, get_args, get_origin
-
-from coder.arguments import (
-    PYTHON_TYPES,
-    WAY_OUT,
-    Schema,
-    described,
-    fit,
-    parse_docstring,
-    plain_schema,
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
 )
+
+from coder.arguments import PYTHON_TYPES, WAY_OUT, Schema, fit, parse_docstring, plain_schema
 from coder.types import ToolError
 
 FORMATS = {"date": "date", "datetime": "date-time", "time": "time"}  # by the class's name
-MEMBER_MARKS = (Required, NotRequired)  # of a TypedDict
+WRAPPERS = (Annotated, Required, NotRequired)  # of another hint
 
 
-class Kind:
+class TypeAdapter:
     """What a hint means: a JSON schema, and the Python values that its JSON values become."""
 
     def __init__(self, schema: Schema) -> None:
@@ -48,7 +49,7 @@ class Kind:
         return value
 
 
-class Made(Kind):
+class Made(TypeAdapter):
     """A value that a function makes of the JSON value: a date, a member of an Enum, a model."""
 
     def __init__(self, schema: Schema, factory: Callable[[Any], Any]) -> None:
@@ -62,10 +63,10 @@ class Made(Kind):
             raise ToolError(f"{where}: {explain(error)}") from None
 
 
-class Items(Kind):
+class Items(TypeAdapter):
     """A list, or a tuple of any length."""
 
-    def __init__(self, item: Kind, factory: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, item: TypeAdapter, factory: Callable[[list[Any]], Any]) -> None:
         super().__init__({"type": "array", "items": item.schema})
         self.item = item
         self.factory = factory
@@ -75,27 +76,33 @@ class Items(Kind):
         return self.factory(taken)
 
 
-class Places(Kind):
-    """A tuple with a kind for each of its places."""
+class Places(TypeAdapter):
+    """A tuple with a hint for each of its places."""
 
-    def __init__(self, places: Sequence[Kind]) -> None:
-        length = len(places)
-        item = one_of([place.schema for place in places])
-        bounds = {"minItems": length, "maxItems": length}
-        super().__init__({"type": "array", "items": item} | bounds)
+    def __init__(self, places: Sequence[TypeAdapter]) -> None:
+        super().__init__(
+            {
+                "type": "array",
+                "items": one_of(places),
+                "minItems": len(places),
+                "maxItems": len(places),
+            }
+        )
         self.places = places
 
     def _convert(self, value: list[Any], where: str) -> tuple[Any, ...]:
         if len(value) != len(self.places):
             raise ToolError(f"{where} has to have {len(self.places)} items, not {len(value)}")
-        pairs = enumerate(zip(self.places, value))
-        return tuple([kind.take(item, f"{where}[{index}]") for index, (kind, item) in pairs])
+        taken = []
+        for index, place in enumerate(self.places):
+            taken.append(place.take(value[index], f"{where}[{index}]"))
+        return tuple(taken)
 
 
-class Table(Kind):
-    """A dictionary with values of one kind."""
+class Table(TypeAdapter):
+    """A dictionary whose values have one hint."""
 
-    def __init__(self, item: Kind) -> None:
+    def __init__(self, item: TypeAdapter) -> None:
         super().__init__({"type": "object", "additionalProperties": item.schema})
         self.item = item
 
@@ -103,48 +110,47 @@ class Table(Kind):
         return {name: self.item.take(item, f"{where}.{name}") for name, item in value.items()}
 
 
-class Choice(Kind):
-    """A union: the first kind that takes the value. Those of the value's own JSON type are tried
+class Choice(TypeAdapter):
+    """A union: the first option that takes the value. Those of the value's own JSON type are tried
     first; what is inside of a list or an object is not compared."""
 
-    def __init__(self, kinds: Sequence[Kind]) -> None:
-        super().__init__(one_of([kind.schema for kind in kinds]))
-        self.kinds = kinds
+    def __init__(self, options: Sequence[TypeAdapter]) -> None:
+        super().__init__(one_of(options))
+        self.options = options
 
     def take(self, value: Any, where: str) -> Any:
         problems = []
-        for kind in sorted(
-            self.kinds,
-            key=lambda kind: not _is_of(value, kind.schema),
+        for option in sorted(
+            self.options,
+            key=lambda option: not _is_of(value, option.schema),
         ):
             try:
-                return kind.take(value, where)
+                return option.take(value, where)
             except ToolError as error:
                 problems.append(str(error))
         raise ToolError("; or ".join(problems))
 
 
-class Fields(Kind):
-    """A dataclass or a TypedDict: an object with a kind for each member."""
+class Fields(Made):
+    """A dataclass or a TypedDict: made of an object, each member of which has a hint."""
 
-    def __init__(self, members: Mapping[str, Kind], schema: Schema, factory: Any) -> None:
-        super().__init__(schema)
+    def __init__(self, members: Mapping[str, TypeAdapter], schema: Schema, made: type) -> None:
+        super().__init__(schema, lambda taken: made(**taken))
         self.members = members
-        self.factory = factory
 
     def _convert(self, value: dict[str, Any], where: str) -> Any:
         taken = {}
         for name, member in value.items():
             taken[name] = self.members[name].take(member, f"{where}.{name}")
-        try:
-            return self.factory(**taken)
-        except Exception as error:  # of a __post_init__
-            raise ToolError(f"{where}: {explain(error)}") from None
+        return super()._convert(taken, where)
 
 
-def one_of(schemas: Sequence[Schema]) -> Schema:
+def one_of(adapters: Sequence[TypeAdapter]) -> Schema:
     """The schema of what fits any of these."""
-    different = [each for index, each in enumerate(schemas) if each not in schemas[:index]]
+    different: list[Schema] = []
+    for adapter in adapters:
+        if adapter.schema not in different:
+            different.append(adapter.schema)
     return different[0] if len(different) == 1 else {"anyOf": different}
 
 
@@ -152,8 +158,7 @@ def _is_of(value: Any, schema: Schema) -> bool:
     """Has the JSON value the type of the schema, without a conversion?"""
     if schema.get("type") == "number":
         return type(value) in (int, float)
-    kind = PYTHON_TYPES.get(str(schema.get("type")))
-    return kind is not None and type(value) is kind
+    return type(value) is PYTHON_TYPES.get(str(schema.get("type")))
 
 
 def explain(error: Exception) -> str:
@@ -168,11 +173,11 @@ def explain(error: Exception) -> str:
     return "; ".join(lines)
 
 
-# ---- from a hint to a kind -----------------------------------------------------------------------
+# ---- from a hint to its adapter ------------------------------------------------------------------
 
 
-def kind_of(hint: Any, where: str) -> Kind:
-    """The Kind of a hint; `where` names it in errors.
+def adapter_of(hint: Any, where: str) -> TypeAdapter:
+    """The adapter of a hint; `where` names it in errors.
 
     Raises TypeError for a hint that no JSON schema can express, with the way out.
     """
@@ -182,14 +187,11 @@ def kind_of(hint: Any, where: str) -> Kind:
         raise TypeError(f"{where}: {_name(hint)} contains itself. {WAY_OUT}") from None
 
 
-def _read(hint: Any, where: str) -> Kind:
-    plain = plain_schema(hint)
-    if plain is not None:
-        return Kind(plain)
+def _read(hint: Any, where: str) -> TypeAdapter:
     for read in READERS:
-        kind = read(hint, where)
-        if kind is not None:
-            return kind
+        adapter = read(hint, where)
+        if adapter is not None:
+            return adapter
     raise TypeError(f"{where} has the hint {_name(hint)}, which makes no schema. {WAY_OUT}")
 
 
@@ -197,58 +199,62 @@ def _name(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
-def _read_any(hint: Any, where: str) -> Kind | None:
-    return Kind({}) if hint in (Any, object) else None
+def _read_simple(hint: Any, where: str) -> TypeAdapter | None:
+    schema = plain_schema(hint)
+    if hint in (Any, object):
+        schema = {}
+    if hint is types.NoneType:
+        schema = {"type": "null"}
+    return None if schema is None else TypeAdapter(schema)
 
 
-def _read_wrapped(hint: Any, where: str) -> Kind | None:
-    """Annotated[X, "text"]; Required and NotRequired, which say nothing about a value."""
-    if get_origin(hint) is Annotated:
-        kind = _read(get_args(hint)[0], where)
-        kind.schema = kind.schema | described(hint)
-        return kind
-    if get_origin(hint) in MEMBER_MARKS:
-        return _read(get_args(hint)[0], where)
-    return None
+def _read_wrapped(hint: Any, where: str) -> TypeAdapter | None:
+    """Annotated[X, "text"], or with an annotation that has a `description`; Required and
+    NotRequired, which say nothing about a value."""
+    if get_origin(hint) not in WRAPPERS:
+        return None
+    adapter = _read(get_args(hint)[0], where)
+    for note in getattr(hint, "__metadata__", ()):
+        text = note if isinstance(note, str) else getattr(note, "description", None)
+        if text:
+            adapter.schema = adapter.schema | {"description": text}
+            break
+    return adapter
 
 
-def _read_union(hint: Any, where: str) -> Kind | None:
+def _read_union(hint: Any, where: str) -> TypeAdapter | None:
     if get_origin(hint) not in (Union, types.UnionType):
         return None
     return Choice([_read(each, where) for each in get_args(hint)])
 
 
-def _read_null(hint: Any, where: str) -> Kind | None:
-    return Kind({"type": "null"}) if hint is types.NoneType else None
-
-
-def _read_container(hint: Any, where: str) -> Kind | None:
+def _read_container(hint: Any, where: str) -> TypeAdapter | None:
     """list[X], tuple[X, ...], tuple[X, Y], dict[str, X]."""
+    origin = get_origin(hint)
     arguments = get_args(hint)
-    match get_origin(hint):
-        case builtin if builtin is list:
-            return Items(_read(arguments[0], where), list)
-        case builtin if builtin is tuple and arguments[1:] == (...,):
-            return Items(_read(arguments[0], where), tuple)
-        case builtin if builtin is tuple:
-            return Places([_read(each, where) for each in arguments])
-        case builtin if builtin is dict and arguments[0] is str:
-            return Table(_read(arguments[1], where))
+    if origin is list:
+        return Items(_read(arguments[0], where), list)
+    if origin is tuple and arguments[1:] == (...,):
+        return Items(_read(arguments[0], where), tuple)
+    if origin is tuple:
+        return Places([_read(each, where) for each in arguments])
+    if origin is dict and arguments[0] is str:
+        return Table(_read(arguments[1], where))
     return None
 
 
-def _read_enum(hint: Any, where: str) -> Kind | None:
+def _read_enum(hint: Any, where: str) -> TypeAdapter | None:
     """A member goes by its value."""
     if not (isinstance(hint, type) and issubclass(hint, enum.Enum)):
         return None
     values = [member.value for member in hint]
-    schema = plain_schema(typing.Literal[*values])
+    schema = plain_schema(Literal[*values])
     if schema is None:
         raise TypeError(f"{where}: the values of {_name(hint)} are not all text, or all numbers")
     return Made(schema, hint)
 
 
-def _read_time(hint: Any, where: str) -> Kind | None:
+def _read_time(hint: Any, where: str) -> TypeAdapter | None:
     """date, datetime and time, in the form of ISO 8601."""
     if not (isinstance(hint, type) and hasattr(hint, "fromisoformat")):
         return None
@@ -256,7 +262,7 @@ def _read_time(hint: Any, where: str) -> Kind | None:
     return Made(schema, hint.fromisoformat)
 
 
-def _read_model(hint: Any, where: str) -> Kind | None:
+def _read_model(hint: Any, where: str) -> TypeAdapter | None:
     """A model of pydantic."""
     if not hasattr(hint, "model_json_schema"):
         return None
@@ -281,7 +287,7 @@ def _inlined(schema: Any, definitions: Mapping[str, Schema]) -> Any:
     return made
 
 
-def _read_dataclass(hint: Any, where: str) -> Kind | None:
+def _read_dataclass(hint: Any, where: str) -> TypeAdapter | None:
     if not (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
         return None
     names = []
@@ -295,11 +301,11 @@ def _read_dataclass(hint: Any, where: str) -> Kind | None:
     return _fields(hint, names, required, where)
 
 
-def _read_typed_dict(hint: Any, where: str) -> Kind | None:
+def _read_typed_dict(hint: Any, where: str) -> TypeAdapter | None:
     # By its members: typing_extensions has a class of its own
     if not hasattr(hint, "__required_keys__"):
         return None
-    hints = typing.get_type_hints(hint, include_extras=True)
+    hints = get_type_hints(hint, include_extras=True)
     required = []
     for name, member in hints.items():
         mark = get_origin(member)  # first: the class does not see it in an annotation that is text
@@ -309,8 +315,8 @@ def _read_typed_dict(hint: Any, where: str) -> Kind | None:
 
 
 def _fields(hint: type, names: Sequence[str], required: list[str], where: str) -> Fields:
-    """The kind of a class with these members; what they mean is in its docstring, or Annotated."""
-    hints = typing.get_type_hints(hint, include_extras=True)
+    """The adapter of a class with these members, which its docstring describes, or Annotated."""
+    hints = get_type_hints(hint, include_extras=True)
     _, texts = parse_docstring(hint.__doc__ or "", names)
     members = {}
     properties = {}
@@ -328,11 +334,10 @@ def _fields(hint: type, names: Sequence[str], required: list[str], where: str) -
     return Fields(members, schema, hint)
 
 
-READERS: Sequence[Callable[[Any, str], Kind | None]] = (
-    _read_any,
+READERS: Sequence[Callable[[Any, str], TypeAdapter | None]] = (
+    _read_simple,
     _read_wrapped,
     _read_union,
-    _read_null,
     _read_container,
     _read_enum,
     _read_time,

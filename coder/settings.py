@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from coder.providers.profiles import Price
     from coder.types import Reasoning
 
-# What a text has to match as a whole, and what reads it; raises ValueError, OSError or TypeError
-# for what is no value
+# A pattern that the whole text has to match, and what makes the value of it; that raises
+# ValueError, OSError or TypeError if the text is no value
 Form = tuple[str, Callable[[str], Any]]
 
 # Context windows in tokens, by the beginning of the model's name; the first that fits counts.
@@ -37,7 +37,7 @@ LEVEL_HELP = f"one of {', '.join(LEVELS)} (off)"
 PRICES = '{"gpt-5": {"input": 1.25, "cached": 0.125, "output": 10}}'
 
 
-class ConfigError(Exception):  # no CoderError: 6 ms for `coder --help`
+class ConfigError(Exception):  # not a CoderError, whose module takes 6 ms of `coder --help`
     """What is missing or wrong, in one line with the way to mend it."""
 
 
@@ -179,7 +179,7 @@ def setting(
     )
 
 
-class Settings:  # no dataclass: 8 ms for `coder --help`
+class Settings:  # not a dataclass, which takes 8 ms of `coder --help`
     """Everything that decides which model is asked and how.
 
     The class has the rows of the table, which SETTINGS lists below; an object has the values.

@@ -42,7 +42,8 @@ class Slips:
     hints: Mapping[str, str] = field(default_factory=dict)
 
     def mend(self, arguments: Arguments, own: Mapping[str, Any]) -> Arguments:
-        """The arguments by the names of the tool's parameters `own`; uncertain ones stay."""
+        """The arguments under the names of the tool's parameters, which `own` has as keys. What is
+        not certain stays as it is."""
         mended = self._rename(unwrap(arguments, own), own)
         if self.convert is None:
             return mended

@@ -189,7 +189,8 @@ def texts_of_settings(values: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def server_source(sources: Sources, config: Path | None = None) -> str:
-    """The first source that has a key or a server. Raises ConfigError if it has no other one."""
+    """The first source that has a key or a server. Raises ConfigError if it has no key for its
+    server, which needs one, and Missing if no source has either."""
     for source, texts in sources.items():
         url = ""
         if BASE_URL in texts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 IsTool = Callable[[str], bool]  # Is this the name of an offered tool?
@@ -68,16 +68,11 @@ def holds_text_call(text: str, is_tool: IsTool) -> bool:
     unquoted = re.sub(QUOTED, "", text)
     if re.search(MARKS, unquoted):
         return True
-    if any(is_tool(name) for name in _names_in(unquoted)):
-        return True
-    return _is_whole_call(text.strip(), is_tool)
-
-
-def _names_in(text: str) -> Iterator[str]:
-    for call in re.finditer(NAMED, text):
+    for call in re.finditer(NAMED, unquoted):
         for group, name in call.groupdict().items():
-            if name and group != "parameter":
-                yield name
+            if name and group != "parameter" and is_tool(name):
+                return True
+    return _is_whole_call(text.strip(), is_tool)
 
 
 def _is_whole_call(text: str, is_tool: IsTool) -> bool:

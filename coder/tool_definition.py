@@ -17,32 +17,18 @@ generator: what it yields is shown while it works, what it returns is the result
 from __future__ import annotations
 
 import inspect
-import typing
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args, overload
+from typing import Any, Literal, Protocol, get_args, get_type_hints, overload
 
 from coder.abort import Abort
 from coder.arguments import WAY_OUT, Schema, Take, described_schema
-from coder.events import (
-    Event,
-    Events,
-    Nested,
-    Outcome,
-    Returning,
-    ToolUpdate,
-    resolve,
-)
+from coder.events import Events, Nested, Outcome, Returning, ToolUpdate, resolve
 from coder.providers.text import new_id
 from coder.slips import NO_SLIPS, Arguments, Slips
-from coder.types import (
-    Budget,
-    Limits,
-    RunResult,
-    V,
-)
+from coder.types import Budget, Limits, RunResult, V
 
 # Asks for permission: (ctx, permission, patterns, detail) -> None, or raises DeniedError.
 Authorize = Callable[["ToolContext", str, Sequence[str], str], Outcome[Any]]
@@ -103,7 +89,7 @@ class ToolContext:
         *,
         name: str = "agent",
         output: type[V] | Schema | None = None,
-    ) -> Generator[Event, None, RunResult[V]]:
+    ) -> Events[RunResult[V]]:
         """`yield from` it: a run of another agent as a part of this call.
 
         Its events come out as `nested`, its tokens and steps count for this run. The abort of this
@@ -123,13 +109,11 @@ class ToolContext:
         """Show output while the tool works: when it yields next, or returns."""
         self.updates.append(ToolUpdate(self.call_id, self.redact(text)))
 
-    def take_updates(self) -> Generator[Event, None, None]:
+    def take_updates(self) -> Events[None]:
         while self.updates:
             yield self.updates.pop(0)
 
-    def ask(
-        self, permission: str, pattern: str | Sequence[str], detail: str = ""
-    ) -> Generator[Event, None, None]:
+    def ask(self, permission: str, pattern: str | Sequence[str], detail: str = "") -> Events[None]:
         """`yield from` it before acting. Raises DeniedError; without permissions all is allowed.
 
         `pattern` is the command, or the path or paths, that will be acted on.
@@ -155,18 +139,19 @@ class Tool:
     context: str = ""  # the parameter that takes the ToolContext
     is_open: bool = False  # takes what its schema does not name: function(ctx, arguments)
     concurrent: bool = False  # calls may run side by side
-    may_change: bool = False  # of a concurrent tool, which else changes nothing: a sub-agent may
+    may_change: bool = False  # a concurrent tool changes nothing, except with this: a sub-agent
     # What people see of a call: the value of this argument, or of a function of all arguments
     title: Title = ""
     # Who decides whether a call is run
     permission: str = ""  # the kind of its rules; "": its name
     default: Default = "ask"  # what holds without a rule
     asks_itself: bool = False  # by ctx.ask, about something exact; else each call is asked about
-    # What models call instead
+    # What models write instead of its names
     slips: Slips = NO_SLIPS
-    # For the same work in another form (apply_patch for edit): not offered, but run if called
+    # A tool for the same work in another form (apply_patch for edit). It is run if it is called,
+    # although it is not offered
     twin: Tool | None = None
-    # What makes the value of a parameter of its JSON value
+    # By parameter, if its hint is not plain: what turns its JSON value into the Python value
     takes: dict[str, Take] = field(default_factory=dict)
 
     @property
@@ -181,9 +166,14 @@ class Tool:
     @property
     def schema(self) -> Schema:
         """The API's form."""
-        parameters = {"type": "object", "properties": {}} | self.parameters
-        function = {"name": self.name, "description": self.description, "parameters": parameters}
-        return {"type": "function", "function": function}
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": {"type": "object", "properties": {}} | self.parameters,
+            },
+        }
 
     def title_of(self, arguments: Arguments) -> str:
         """The title of a call: the tool's name and what the call is about."""
@@ -270,9 +260,9 @@ def tool(
 
 def _hints_of(function: Callable[..., Any], where: str, are_needed: bool) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(function, include_extras=True)
+        return get_type_hints(function, include_extras=True)
     except NameError as error:  # a class inside of a function
-        if not are_needed:  # but for ToolContext, which may be written as text
+        if not are_needed:  # only ToolContext counts, and it may be written as text
             named = {"ToolContext": ToolContext}
             hints = function.__annotations__
             return {parameter: named.get(hint, hint) for parameter, hint in hints.items()}

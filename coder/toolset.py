@@ -14,26 +14,14 @@ from typing import Any
 
 from coder.abort import Abort
 from coder.arguments import Schema, fit
-from coder.events import (
-    BaseEvent,
-    Event,
-    Returning,
-)
+from coder.events import BaseEvent, Event, Events, Returning
 from coder.history import as_text
 from coder.providers.text import NO_NAME
 from coder.slips import ENDINGS, HOW_TO_END, Arguments
-from coder.tool_definition import Default as Default
 from coder.tool_definition import Tool as Tool
 from coder.tool_definition import ToolContext as ToolContext
 from coder.tool_definition import tool as tool
-from coder.types import (
-    Aborted,
-    DeniedError,
-    Final,
-    ToolCall,
-    ToolError,
-    ToolResult,
-)
+from coder.types import Aborted, DeniedError, Final, ToolCall, ToolError, ToolResult
 
 
 class Toolset:
@@ -81,8 +69,8 @@ class Toolset:
     @property
     def known(self) -> dict[str, Tool]:
         """The tools that run by their names: the offered ones, and their twins."""
-        twins = [tool.twin for tool in self.tools.values() if tool.twin]
-        return {twin.name: twin for twin in twins} | self.tools
+        twins = {tool.twin.name: tool.twin for tool in self.tools.values() if tool.twin}
+        return twins | self.tools
 
     def title(self, call: ToolCall) -> str:
         """What people see of a call."""
@@ -158,7 +146,7 @@ class Toolset:
         return 1
 
     def outputs_of(
-        self, generators: Sequence[Generator[Event, None, ToolResult]], abort: Abort
+        self, generators: Sequence[Events[ToolResult]], abort: Abort
     ) -> Generator[tuple[int, Event | ToolResult], None, None]:
         """Run the calls of a group, here one after the other. `run` has made their generators.
 
@@ -170,7 +158,7 @@ class Toolset:
                     yield index, event
             yield index, events.value
 
-    def run(self, call: ToolCall, ctx: ToolContext) -> Generator[Event, None, ToolResult]:
+    def run(self, call: ToolCall, ctx: ToolContext) -> Events[ToolResult]:
         """Run one call; errors in its arguments or its tool become the result. Raises Aborted."""
         called = self.known.get(call.name)
         if called is None:
@@ -185,8 +173,8 @@ class Toolset:
         except ToolError as error:
             result = as_failure(error)
         except Exception as error:  # a bug of the tool
-            why = f"{call.name} failed: {type(error).__name__}: {error}"
-            result = as_failure(ToolError(why))
+            text = f"Error: {call.name} failed: {type(error).__name__}: {error}"
+            result = ToolResult(text, is_error=True)
         yield from ctx.take_updates()  # those after the last yield of the tool
         return result
 
@@ -195,16 +183,16 @@ def _as_tool(entry: Tool | Callable[..., Any]) -> Tool:
     return entry if isinstance(entry, Tool) else tool(entry)
 
 
-def _call(called: Tool, arguments: Arguments, ctx: ToolContext) -> Generator[Event, None, Any]:
+def _call(called: Tool, arguments: Arguments, ctx: ToolContext) -> Events[Any]:
     """Call the function. A generator's events are passed on, all else that it yields as updates.
 
     A coroutine runs in a thread with an event loop of its own.
     """
     values = called.values_of(arguments)
+    if called.context:
+        values[called.context] = ctx
     if called.is_open:
         value = called.function(ctx, values)
-    elif called.context:
-        value = called.function(**values, **{called.context: ctx})
     else:
         value = called.function(**values)
     if inspect.iscoroutine(value):

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 T = TypeVar("T")
-if TYPE_CHECKING:  # a default, which Python 3.13 has, so that a plain RunResult needs no argument
+if TYPE_CHECKING:  # with a default: RunResult alone is RunResult[Any]. Python has it from 3.13 on
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     V = TypeVarWithDefault("V", default=Any)
@@ -256,8 +256,8 @@ class RunResult(Generic[V]):
     def output(self) -> V:
         """What was asked for with `output=`, or the value of a tool that ended the run (Final).
 
-        None for a run without either. Raises as `check`, and CoderError if the answer has not the
-        form that was asked for.
+        None for a run without either. Raises as `check`, and CoderError if the answer does not have
+        the form that was asked for.
         """
         self.check()
         if self.misfit:

@@ -18,7 +18,7 @@ from coder.history import user
 from coder.hooks import Hooks
 from coder.providers.call_arguments import parse_arguments
 from coder.providers.request import IN_THIS_FORM
-from coder.schemas import Kind, kind_of
+from coder.schemas import TypeAdapter, adapter_of
 from coder.types import Completion, Message, Request, RunResult, ToolError, V
 
 NOT_AN_OBJECT = "an output is a pydantic model, a dataclass, a TypedDict or a schema of an object"
@@ -30,16 +30,16 @@ class StructuredAnswer(Hooks):
     def __init__(self, form: type[Any] | Schema) -> None:
         self.name = getattr(form, "__name__", "answer")
         if isinstance(form, dict):
-            self.kind = Kind(form)
+            self.adapter = TypeAdapter(form)
         else:
-            self.kind = kind_of(form, "output")
-        if self.kind.schema.get("type") != "object":
+            self.adapter = adapter_of(form, "output")
+        if self.adapter.schema.get("type") != "object":
             raise TypeError(f"{NOT_AN_OBJECT}, not {form!r:.80}")
         self.has_asked_again = False
         self._text = ""  # of the newest answer
 
     def before_llm_call(self, request: Request) -> None:
-        schema = closed(self.kind.schema)
+        schema = closed(self.adapter.schema)
         form = {"name": self.name, "schema": schema, "strict": is_strict(schema)}
         request.options["response_format"] = {"type": "json_schema", "json_schema": form}
 
@@ -54,7 +54,7 @@ class StructuredAnswer(Hooks):
             self._read()
         except ToolError as error:
             self.has_asked_again = True
-            schema = json.dumps(self.kind.schema, ensure_ascii=False)
+            schema = json.dumps(self.adapter.schema, ensure_ascii=False)
             question = user(f"This does not fit: {error}. {IN_THIS_FORM}{schema}")
             question["meta"]["asks_again"] = True
             return [question]
@@ -80,7 +80,7 @@ class StructuredAnswer(Hooks):
         value, problem = parse_arguments([text[first : last + 1]])
         if problem:
             raise ToolError(f"it is {problem}")
-        return self.kind.take(value, self.name)
+        return self.adapter.take(value, self.name)
 
 
 def closed(schema: Any) -> Any:

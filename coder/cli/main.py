@@ -318,12 +318,13 @@ def show_top(screen: Screen, settings: Settings, arguments: argparse.Namespace) 
         model = choose(load_agents(config_folder() / "agents"), agent).model or model
     screen.line(f"coder {__version__} · {model} at {settings.host} · {Path.cwd()}")
     screen.line("/help lists the commands; Ctrl+C stops a run, Ctrl+D exits.")
-    remarks = {
-        f"Agent: {agent}.": agent != "build",
-        "Commands and edits are not asked about (yolo).": arguments.yolo,
-        "Commands run without the sandbox.": settings.sandbox == "off",
-    }
-    unusual = [remark for remark, holds in remarks.items() if holds]
+    unusual = []
+    if agent != "build":
+        unusual.append(f"Agent: {agent}.")
+    if arguments.yolo:
+        unusual.append("Commands and edits are not asked about (yolo).")
+    if settings.sandbox == "off":
+        unusual.append("Commands run without the sandbox.")
     if unusual:
         screen.line(" ".join(unusual), "yellow")
     screen.line()

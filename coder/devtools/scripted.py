@@ -368,7 +368,7 @@ class _Player(Endpoint):
         self.bodies = bodies
 
     @contextmanager
-    def post(
+    def request(
         self,
         data: bytes,
         api_key: str | None,

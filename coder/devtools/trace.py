@@ -96,7 +96,7 @@ class Trace:
         self.record(
             "model",
             name=model.name,
-            address=shown_url(endpoint.address or ""),
+            address=shown_url(endpoint.address),
             context_window=model.context_window,
             profile=dataclasses.asdict(model.profile),
             extra_body=model.extra_body,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from coder.schemas import kind_of
+from coder.schemas import adapter_of
 from coder.types import CoderError, ToolError
 
 Row = dict[str, Any]
@@ -44,13 +44,13 @@ def read_tasks(path: str | Path) -> list[Task]:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BatchError(f"{path}: {getattr(error, 'strerror', error)}") from None
-    kind = kind_of(Task, "a task")
+    adapter = adapter_of(Task, "a task")
     tasks: list[Task] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            tasks.append(kind.take(json.loads(line), "the task"))
+            tasks.append(adapter.take(json.loads(line), "the task"))
         except (ValueError, ToolError) as error:
             raise BatchError(f"{path}, line {number}: {error}") from None
     return tasks

@@ -17,7 +17,7 @@ from coder import events
 from coder.doors.serve_routes import ROUTES
 from coder.doors.serve_sessions import Answered, Failed, History
 from coder.events import BaseEvent
-from coder.schemas import kind_of
+from coder.schemas import adapter_of
 from coder.types import ModelError
 
 Schema = dict[str, Any]
@@ -143,7 +143,7 @@ def schema_of(kind: Any, found: Schema) -> Schema:
     if isinstance(kind, types.UnionType):
         return {"anyOf": [schema_of(each, found) for each in get_args(kind)]}
     if not dataclasses.is_dataclass(kind):
-        return kind_of(kind, "an event").schema
+        return adapter_of(kind, "an event").schema
     add_class(kind, found)
     return reference(kind)
 

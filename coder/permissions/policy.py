@@ -32,8 +32,8 @@ from coder.permissions.rules import (
     strictest,
 )
 from coder.permissions.shell import joined, parse
+from coder.tool_definition import Default, Tool
 from coder.tools.workspace import real
-from coder.toolset import Default, Tool
 
 # The answer of a kind without a rule, if no tool of it is called; all other kinds ask
 DEFAULTS = {tool.kind: tool.default for tool in BUILT_IN.values()}

@@ -187,10 +187,10 @@ class Assembler:
             if name not in REASONING and delta[name]:
                 self.kept.setdefault(name, []).append(delta[name])
 
-    def flush(self) -> Sequence[Event]:
+    def flush(self) -> Iterator[Event]:
         """The answer is over: the deltas of what was held back."""
         thought, text = self._tag.rest()
-        return list(self._add(thought, text))
+        return self._add(thought, text)
 
     # -- what has come so far
 
@@ -209,8 +209,8 @@ class Assembler:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing, should no more come: some servers send arguments after a
-        finish_reason."""
+        """Is this all of the answer, if no more comes? Arguments may be missing after a
+        finish_reason, since some servers send them after it."""
         was_cut = self.finish_reason.lower() in FINISH
         if self.has_end_mark or was_cut:
             return True
@@ -252,8 +252,11 @@ class Assembler:
         if not self.ended:
             raise ModelError("incomplete", CUT_OFF, retryable=True)
         if word in FAILED:
-            problem = f"the server ended the answer with {self.finish_reason!r}"
-            raise ModelError("server", problem, retryable=True)
+            raise ModelError(
+                "server",
+                f"the server ended the answer with {self.finish_reason!r}",
+                retryable=True,
+            )
 
     def _whole_text(self) -> str:
         """The text. A thought that has only an end goes to the thoughts: templates of some servers
@@ -307,12 +310,10 @@ def check_context(answer: Completion, window: int) -> None:
         raise ModelError("overflow", "the context is full")
 
 
-def remarks(answer: Completion, sent: bytes, window: int) -> Iterator[str]:
-    """What the user should know: a server that must have dropped messages."""
+def has_dropped(answer: Completion, sent: bytes) -> bool:
+    """Must the server have dropped messages, since it counts too few tokens for what was sent?"""
     usage = answer.usage
     has_few_tokens = MAX_CHARS_PER_TOKEN * usage.input < len(sent)
     if len(sent) <= 16_000 or not has_few_tokens:
-        return
-    is_certain = not (usage.estimated or usage.cached or b'"image_url"' in sent)
-    if is_certain:
-        yield DROPPED.format(window=window)
+        return False
+    return not (usage.estimated or usage.cached or b'"image_url"' in sent)

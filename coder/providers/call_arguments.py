@@ -49,7 +49,9 @@ def parse_arguments(pieces: list[str]) -> Parsed:
         return None, "nested too deeply"
     except ValueError as error:  # also for a number with thousands of digits
         mended = _mend(raw)
-        return (None, _say_what_is_wrong(error)) if mended is None else _as_object(mended)
+        if mended is None:
+            return None, _say_what_is_wrong(error)
+        return mended, ""
     return _as_object(value)
 
 
@@ -102,8 +104,10 @@ def _mend(raw: str) -> JsonObject | None:
 
 
 def _repeated_object(raw: str) -> JsonObject | None:
-    """The object at the start if what follows repeats it or holds no other; an empty first one
-    gives way."""
+    """The object that a text begins with, if what follows is the same object again, or has none.
+
+    An empty object does not count if one that is not empty follows. None for any other text.
+    """
     rest = raw
     objects: list[JsonObject] = []
     while rest.startswith("{"):

@@ -65,11 +65,10 @@ class Call:
         without_tail = self.name.partition("<|")[0]
         core = re.split(r"[.:/]", without_tail)[-1].strip()
         name = safe_name(core or self.name)
-        function = {"name": name, "arguments": text}
         entry = {
             "id": call_id,
             "type": "function",
-            "function": function,
+            "function": {"name": name, "arguments": text},
         }
         return ToolCall(call_id, name, arguments or {}, problem), entry | extra
 
@@ -121,8 +120,11 @@ class ToolCallAssembler:
         return call
 
     def _find_by_id(self, index: Any, call_id: str, name: str) -> Call | None:
-        """The same id at another index, with a name, is another call; another id takes over an
-        index."""
+        """The call of a piece with an id; None for a new call.
+
+        A piece with a known id, but another index and a name, begins another call. So does one with
+        another id at a known index.
+        """
         known = self._newest_with("id", call_id)
         if known and (index in (None, known.index) or not name):
             return known

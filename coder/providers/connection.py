@@ -86,7 +86,7 @@ class Server:
                 sock, until = self._kept.pop()
                 poll = select.poll()
                 poll.register(sock, select.POLLIN)
-                # the server has sent nothing: an end is all that could come
+                # If there is something to read, it is the end: the server has nothing to send
                 if time.clock_gettime(CLOCK) < until and not poll.poll(0):
                     return sock
                 sock.close()
@@ -131,10 +131,9 @@ class Server:
                 name = proxy.name
                 advice = PAST_PROXY
         reason = getattr(cause, "strerror", "") or str(cause)
-        message = f"nothing answers at {name}: {reason}"
         return ModelError(
             "network",
-            message,
+            f"nothing answers at {name}: {reason}",
             retryable=self.has_answered,
             advice=advice,
         )
@@ -382,6 +381,7 @@ class HttpExchange:
 
     @contextmanager
     def _as_model_error(self, message: str, advice: str) -> Iterator[None]:
+        """A failure inside becomes a ModelError with this message, if no more is known of it."""
         try:
             yield
         except (OSError, ValueError, zlib.error) as error:

@@ -47,13 +47,13 @@ class Endpoint:
         self.key_header = ""
         self.redact = redact
         self.headers = {name.lower(): value for name, value in headers.items()}
-        address = base_of(base_url or os.environ.get("OPENAI_BASE_URL") or "")
-        self.address = address or None  # None: OpenAI's own
-        self._account = account_headers(address or OPENAI)
+        # "": OpenAI's own
+        self.address = base_of(base_url or os.environ.get("OPENAI_BASE_URL") or "")
+        self._account = account_headers(self.address)
         self._server: Server | None = None  # from the first request on
 
     @contextmanager
-    def post(
+    def request(
         self,
         data: bytes,
         api_key: str | None,
@@ -61,7 +61,8 @@ class Endpoint:
         seconds: float,
         path: str = COMPLETIONS,
     ) -> Iterator[Response]:
-        """POST `data`, or GET the MODELS (`path`); inside, the answer can be read.
+        """POST `data` to the path, or GET the path if there is no data; inside, the answer can be
+        read.
 
         Its head has to come within `seconds`. Raises ModelError, also for an answer whose status is
         no success, or Aborted.
@@ -72,13 +73,12 @@ class Endpoint:
             self._server = Server(check_address(self.address or OPENAI), self.redact)
         base, mark, query = self._server.url.partition("?")  # Azure's ?api-version=
         url = base.rstrip("/") + path + mark + query
-        head = self._head(url, path, key, len(data))
+        head = self._head(url, key, len(data))
         exchange = HttpExchange(self._server, url, abort, seconds)
         with abort.calling(exchange.cut):
             try:
                 exchange.send_and_read_head(head + data)
-                if not 200 <= exchange.status_code < 300:
-                    raise refusal(exchange)
+                check_status(exchange)
                 yield exchange
             except ModelError as error:
                 hide_key(error, key)
@@ -89,7 +89,7 @@ class Endpoint:
     def models(self, seconds: float = 5.0, abort: Abort | None = None) -> list[str]:
         """The names of the server's models. Raises ModelError and Aborted."""
         with (
-            self.post(b"", None, abort or Abort(), seconds, MODELS) as response,
+            self.request(b"", None, abort or Abort(), seconds, MODELS) as response,
             refuse_malformed(),
         ):
             listing = json.loads(b"".join(response.pieces()))
@@ -106,21 +106,19 @@ class Endpoint:
         # Without a key only OpenAI's own server is not asked; any other gets the word "none"
         has_own_header = self.headers.keys() & {"authorization", "api-key", self.key_header}
         if not (key or self.address or has_own_header):
-            ways = "set OPENAI_API_KEY, or give api_key= or a base_url="
-            raise ModelError("auth", f"no key: {ways}; nothing was sent")
+            raise ModelError(
+                "auth",
+                "no key: set OPENAI_API_KEY, or give api_key= or a base_url=; nothing was sent",
+            )
         key = (key or "none").strip()
         if not (key.isascii() and key.isprintable()):
-            message = "the key holds characters that no header can carry: copy it again"
-            raise ModelError("auth", message)
+            raise ModelError(
+                "auth", "the key holds characters that no header can carry: copy it again"
+            )
         return key
 
-    def _head(
-        self,
-        url: str,
-        path: str,
-        key: str,
-        size: int,
-    ) -> bytes:
+    def _head(self, url: str, key: str, size: int) -> bytes:
+        """The head of a request with `size` bytes of data."""
         parts = urlsplit(url)
         headers = {
             "host": parts.netloc.rpartition("@")[2],
@@ -137,7 +135,7 @@ class Endpoint:
         target = parts.path
         if parts.query:
             target += f"?{parts.query}"
-        method = "POST" if path == COMPLETIONS else "GET"
+        method = "POST" if size else "GET"
         head = f"{method} {target} HTTP/1.1\r\n"
         for name, value in headers.items():
             line = f"{name}: {value}"
@@ -157,7 +155,7 @@ def base_of(url: str) -> str:
 
 
 def account_headers(address: str) -> dict[str, str]:
-    """The user's organisation and project, which OpenAI gets and nobody else does."""
+    """The user's organisation and project, for OpenAI's own addresses ("" is one) and no other."""
     headers = {}
     if re.fullmatch(r"(.+\.)?openai\.com(:\d+)?", host_of(address).lower()):
         for name, variable in ACCOUNT.items():
@@ -174,22 +172,29 @@ def check_address(address: str) -> str:
         is_known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         if is_known and re.fullmatch("[!-~]+", address):
             return address
-    message = f"{shown_url(address)!r} is no base URL: it has to begin with http:// or https://"
-    raise ModelError("protocol", message)
+    raise ModelError(
+        "protocol",
+        f"{shown_url(address)!r} is no base URL: it has to begin with http:// or https://",
+    )
 
 
 # ---- answers that are errors ---------------------------------------------------------------------
 
 
-def refusal(response: Response) -> ModelError:
-    """The error of a response whose status is not one of success."""
-    url = shown_url(response.url)
+def check_status(response: Response) -> None:
+    """Raise ModelError for a response whose status is not one of success."""
     status = response.status_code
+    if 200 <= status < 300:
+        return
+    url = shown_url(response.url)
     if not 300 <= status < 600:
-        message = f"{url} answers with HTTP status {status:03d}, which no answer has"
-        return ModelError("protocol", message, status=status)
+        raise ModelError(
+            "protocol",
+            f"{url} answers with HTTP status {status:03d}, which no answer has",
+            status=status,
+        )
     if status < 400:
-        return _redirect(response)
+        raise _redirect(response)
     body = _read_start(response)
     try:
         said: Any = json.loads(body)
@@ -200,7 +205,7 @@ def refusal(response: Response) -> ModelError:
     if status == 404 and "model" not in error.message.lower():
         error.message += f" at {url}"
         error.advice = "" if "/v1" in url else ADVICE["protocol"]
-    return error
+    raise error
 
 
 def _redirect(response: Response) -> ModelError:
@@ -208,13 +213,11 @@ def _redirect(response: Response) -> ModelError:
     with suppress(ValueError):  # no address: shown as it is
         location = urljoin(response.url, location)
     target = shown_url(base_of(location))
-    message = f"{shown_url(response.url)} redirects to {target}; redirects are not followed"
-    advice = "Set OPENAI_BASE_URL to where the server is."
     return ModelError(
         "protocol",
-        message,
+        f"{shown_url(response.url)} redirects to {target}; redirects are not followed",
         status=response.status_code,
-        advice=advice,
+        advice="Set OPENAI_BASE_URL to where the server is.",
     )
 
 

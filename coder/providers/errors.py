@@ -67,13 +67,16 @@ def classify(
     words = f"{said.code} {said.kind} {said.message}".lower()
     asks_to_wait = retry_hint({}, whole) is not None
     kind = _kind_of(status, {said.code, said.kind}, words, asks_to_wait)
+    may_pass = kind in ("rate_limit", "server")  # the same request may succeed later
+    if kind == "bad_request":
+        may_pass = TRANSIENT_400.are_in(words)
     nothing = f"HTTP status {status}" if status else "an error without a message"
     return ModelError(
         kind,
         readable(said.message) or nothing,
         status=status,
         request_id=_request_id(headers),
-        retryable=_may_pass(kind, words),
+        retryable=may_pass,
         retry_after=retry_hint(headers, whole),
         param=said.param,
         loading=kind == "server" and LOADING.are_in(words),
@@ -85,13 +88,6 @@ def _request_id(headers: Mapping[str, str]) -> str | None:
         if headers.get(name):
             return readable(headers[name][:100]) or None
     return None
-
-
-def _may_pass(kind: ErrorKind, words: str) -> bool:
-    """Tell whether the same request may succeed later."""
-    if kind == "bad_request":
-        return TRANSIENT_400.are_in(words)
-    return kind in ("rate_limit", "server")
 
 
 def _kind_of(
@@ -323,10 +319,6 @@ class Failures:
         if self.errors >= self.max_errors:
             return None
         return self.policy.delay(error, max(self.errors, 1))
-
-    def add_empty(self) -> None:
-        """Count an empty answer: an attempt, but no error."""
-        self.attempts += 1
 
     def text(self, error: ModelError) -> str:
         """What the run ends with."""

@@ -28,8 +28,8 @@ UNREADABLE = {"br", "zstd", "compress", "x-compress"}  # no other word means a c
 class Incoming:
     """What a socket receives. `seconds_left` says how long a read may wait.
 
-    It waits in slices: a signal that comes between Python's look for signals and the wait does not
-    wake it, and is handled when the slice is over.
+    It waits in slices: a signal that comes after Python has looked for signals, and before the
+    wait, does not end the wait. It is handled when the slice is over.
     """
 
     def __init__(self, sock: socket.socket, seconds_left: Callable[[], float]) -> None:
@@ -117,8 +117,11 @@ def body_of(incoming: Incoming, headers: Mapping[str, str]) -> Iterator[bytes]:
     encodings = re.split(r"[\s,]+", headers.get("content-encoding", "").lower())
     for encoding in reversed(encodings):
         if encoding in UNREADABLE:
-            message = f"the answer is compressed with {encoding}, which was not asked for"
-            raise ModelError("protocol", message, advice=NOT_ASKED)
+            raise ModelError(
+                "protocol",
+                f"the answer is compressed with {encoding}, which was not asked for",
+                advice=NOT_ASKED,
+            )
         if encoding in COMPRESSED:
             body = _inflate(body, encoding)
     return body

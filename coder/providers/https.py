@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from coder.providers.framing import Incoming, read_head
 from coder.providers.text import PROXIES, shown_url
-from coder.types import ErrorKind, ModelError
+from coder.types import ModelError
 
 OWN_CA = "The certificate has to be valid for this host; SSL_CERT_FILE names authorities (PEM)."
 OWN_CERTIFICATE = "If it asks for a client certificate: none is sent. A gateway that has one can."
@@ -34,12 +34,13 @@ PERHAPS_PLAIN = "A server that speaks http has an address with http://."
 def tls_context() -> ssl.SSLContext:
     """TLS with the authorities that the environment names, else the system's. Raises ModelError."""
     try:
-        file = os.environ.get("SSL_CERT_FILE")
-        folder = os.environ.get("SSL_CERT_DIR")
-        return _load_tls(file, folder)
+        return _load_tls(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
     except OSError as error:
-        message = f"the file of SSL_CERT_FILE or SSL_CERT_DIR cannot be loaded: {error}"
-        raise ModelError("protocol", message, advice=OWN_CA) from error
+        raise ModelError(
+            "protocol",
+            f"the file of SSL_CERT_FILE or SSL_CERT_DIR cannot be loaded: {error}",
+            advice=OWN_CA,
+        ) from error
 
 
 @cache
@@ -65,16 +66,25 @@ def tls_failure(cause: Exception, address: str) -> ModelError | None:
     that broke."""
     if isinstance(cause, ssl.SSLCertVerificationError):
         why = cause.verify_message.rstrip(".")
-        message = f"the certificate of {address} is refused: {why}"
-        return ModelError("protocol", message, advice=OWN_CA)
+        return ModelError(
+            "protocol",
+            f"the certificate of {address} is refused: {why}",
+            advice=OWN_CA,
+        )
     if not isinstance(cause, ssl.SSLError) or isinstance(cause, ssl.SSLEOFError):
         return None
     reason = (cause.reason or str(cause)).replace("_", " ").lower()
     if "alert" in reason:
-        message = f"{address} refuses the connection ({reason})"
-        return ModelError("protocol", message, advice=OWN_CERTIFICATE)
-    message = f"{address} does not speak TLS as https needs it ({reason})"
-    return ModelError("protocol", message, advice=PERHAPS_PLAIN)
+        return ModelError(
+            "protocol",
+            f"{address} refuses the connection ({reason})",
+            advice=OWN_CERTIFICATE,
+        )
+    return ModelError(
+        "protocol",
+        f"{address} does not speak TLS as https needs it ({reason})",
+        advice=PERHAPS_PLAIN,
+    )
 
 
 # ---- proxies -------------------------------------------------------------------------------------
@@ -96,7 +106,10 @@ def proxy_of(url: str) -> Proxy | None:
     variable = next((name for name in PROXIES if os.environ.get(name)), "")
     if parts.scheme != "https" or not variable:
         return None
-    if _is_excepted((parts.hostname or "").rstrip("."), parts.port or 443):
+    host = (parts.hostname or "").rstrip(".")
+    excepted = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    entries = re.split(r"[\s,]+", excepted.lower())
+    if any(_covers(entry, host, parts.port or 443) for entry in entries):
         return None
     address = os.environ[variable]
     if "://" not in address:
@@ -108,15 +121,12 @@ def plain_proxy_of(url: str) -> Proxy | None:
     """As proxy_of. Raises ModelError for a proxy that the direct connection cannot use."""
     proxy = proxy_of(url)
     if proxy and not proxy.is_plain:
-        message = f"{proxy.name} has to begin with http:// for the direct connection"
-        raise ModelError("protocol", message, advice=BY_CLIENT)
+        raise ModelError(
+            "protocol",
+            f"{proxy.name} has to begin with http:// for the direct connection",
+            advice=BY_CLIENT,
+        )
     return proxy
-
-
-def _is_excepted(host: str, port: int) -> bool:
-    excepted = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
-    entries = re.split(r"[\s,]+", excepted.lower())
-    return any(_covers(entry, host, port) for entry in entries)
 
 
 def _covers(entry: str, host: str, port: int) -> bool:
@@ -170,12 +180,10 @@ def open_tunnel(
     status, _ = read_head(Incoming(sock, left))
     sock.settimeout(seconds)
     if status >= 300:
-        message = f"{proxy.name} does not connect to {server}: HTTP status {status}"
         may_pass = status >= 500
-        kind: ErrorKind = "network" if may_pass else "protocol"
         raise ModelError(
-            kind,
-            message,
+            "network" if may_pass else "protocol",
+            f"{proxy.name} does not connect to {server}: HTTP status {status}",
             retryable=may_pass,
             advice=PAST_PROXY,
         )

@@ -25,13 +25,12 @@ from coder.providers import framing
 from coder.providers.connection import BROKEN, CONNECT_TIMEOUT, SLOW, Redact
 from coder.providers.endpoint import (
     COMPLETIONS,
-    MODELS,
     OPENAI,
     Endpoint,
     account_headers,
     base_of,
+    check_status,
     hide_key,
-    refusal,
 )
 from coder.providers.errors import ADVICE
 from coder.providers.profiles import profile_of
@@ -65,7 +64,7 @@ class ClientEndpoint(Endpoint):
         return api_key or (own if isinstance(own, str) else "")
 
     @contextmanager
-    def post(
+    def request(
         self,
         data: bytes,
         api_key: str | None,
@@ -79,8 +78,7 @@ class ClientEndpoint(Endpoint):
         try:
             response.wait_for_head()
             self._has_answered = True
-            if not 200 <= response.status_code < 300:
-                raise refusal(response)
+            check_status(response)
             yield response
         except ModelError as error:
             for key in (self.key_for(api_key).strip(), *response.sent_keys()):
@@ -90,8 +88,8 @@ class ClientEndpoint(Endpoint):
             response.close()
 
     def _send(self, data: bytes, api_key: str | None, path: str) -> Any:
-        """The response of httpx; only an error's body is read already. Runs in the thread of the
-        answer. Raises ModelError."""
+        """The response of httpx, whose body is not read yet, unless it is an error. Runs in the
+        thread of the answer. Raises ModelError."""
         import httpx2
         import openai
 
@@ -106,7 +104,7 @@ class ClientEndpoint(Endpoint):
         }
         raw = {"cast_to": httpx2.Response, "stream": True, "stream_cls": openai.Stream}
         try:
-            if path == MODELS:
+            if not data:
                 return self.client.get(path, options=options, **raw)
             is_azure = isinstance(self.client, openai.AzureOpenAI)
             if is_azure and "/deployments" not in self.client.base_url.path:
@@ -123,20 +121,21 @@ class ClientEndpoint(Endpoint):
         except openai.APIConnectionError as error:
             raise self._no_answer(error.__cause__ or error) from error
         except Exception as error:  # no credentials, or what the user's own functions raise
-            message = f"the openai client has sent nothing: {type(error).__name__}: {error}"
-            raise ModelError("auth", message, advice=OWN_WAY) from error
+            raise ModelError(
+                "auth",
+                f"the openai client has sent nothing: {type(error).__name__}: {error}",
+                advice=OWN_WAY,
+            ) from error
 
     def _no_answer(self, cause: BaseException) -> ModelError:
         """A server to which no connection was ever made is not tried again."""
         url = shown_url(str(self.client.base_url))
-        message = f"the openai client gets no answer from {url}: {cause}"
         # by name, since httpx and httpx2 have classes of their own
         was_connected = not type(cause).__name__.startswith(("Connect", "Proxy", "Unsupported"))
-        retryable = was_connected or self._has_answered
         return ModelError(
             "network",
-            message,
-            retryable=retryable,
+            f"the openai client gets no answer from {url}: {cause}",
+            retryable=was_connected or self._has_answered,
             advice=OWN_WAY,
         )
 
@@ -221,10 +220,9 @@ class ClientResponse:
             self._abort.check()
             left = self._deadline - time.monotonic()
             if left <= 0:
-                message = f"no data for {self._seconds:g} s"
                 raise ModelError(
                     "network",
-                    message,
+                    f"no data for {self._seconds:g} s",
                     retryable=True,
                     advice=SLOW,
                 )

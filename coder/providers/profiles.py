@@ -20,7 +20,7 @@ EFFORT = "$effort"
 BUDGET = "$budget"
 REASONING = ("reasoning_content", "reasoning", "reasoning_text")  # the first that is not empty
 THINK = "think_tag"  # the name under which thoughts between tags enter the history
-ECHOED = (
+ECHOED = (  # members of an answer's message that go back with it, if a server's row has no others
     "reasoning_content",
     "reasoning_details",
     "thinking_blocks",
@@ -91,16 +91,26 @@ TABLE: tuple[JsonObject, ...] = (
     dict(server=r"(^|\.)api\.openai\.com|\.azure\.com", ids=r".{1,40}", echoed=()),
     dict(server=r"\.azure\.com", key_header="api-key"),
     dict(server=r"\.azure\.com", model=r"mistral", stream_options=False, ids=NINE),
-    dict(server=r"openrouter\.ai", reasoning={"reasoning": {"effort": EFFORT}}),
-    dict(server=r"openrouter\.ai", echoed=("reasoning_details", "extra_content")),
+    dict(
+        server=r"openrouter\.ai",
+        reasoning={"reasoning": {"effort": EFFORT}},
+        echoed=("reasoning_details", "extra_content"),
+    ),
     dict(server=r"api\.deepseek\.com", reasoning=SWITCH, reasoning_filled=True),
     dict(server=r"moonshot|api\.kimi", reasoning=SWITCH, reasoning_filled=True, cache_key=True),
     dict(server=r"\bz\.ai|bigmodel|volces\.com", reasoning=SWITCH),
     dict(server=r"dashscope|siliconflow", reasoning=QWEN_BUDGET),
-    dict(server=GEMINI, tool_name=True, parallel_tool_calls=False),
-    dict(server=GEMINI, efforts={"xhigh": "high"}),
-    dict(server=r"api\.mistral\.ai", stream_options=False, empty_content="empty", tool_name=True),
-    dict(server=r"api\.mistral\.ai", strict_turns=True, ids=NINE, echoed=(), efforts=MOSTLY_HIGH),
+    dict(server=GEMINI, tool_name=True, parallel_tool_calls=False, efforts={"xhigh": "high"}),
+    dict(
+        server=r"api\.mistral\.ai",
+        stream_options=False,
+        empty_content="empty",
+        tool_name=True,
+        strict_turns=True,
+        ids=NINE,
+        echoed=(),
+        efforts=MOSTLY_HIGH,
+    ),
     dict(server=r"api\.groq\.com", echoed=(), efforts=NO_EXTREMES),
     dict(server=r"api\.groq\.com", model=r"qwen", reasoning={"reasoning_effort": "default"}),
     dict(server=r"api\.cerebras\.ai", echoed=("reasoning",), efforts=NO_EXTREMES),
@@ -182,10 +192,9 @@ def droppable_param(error: ModelError, sent: Mapping[str, Any], profile: Profile
     """What a rejected request can do without: a member of the body, or of its assistant messages,
     that the program added and the server's message names as unknown.
 
-    A schema for the answer goes at last, whatever the message says: it can stand in the prompt.
+    If no such member is named, a schema for the answer is left out, whatever the message says: the
+    prompt can describe it.
     """
-    if error.kind != "bad_request":
-        return None
     has_schema = schema_in(sent) is not None
     if has_schema and re.search(SCHEMA_WORDS, error.message, re.I):
         return "response_format"

@@ -27,7 +27,7 @@ MAX_BODY = 50_000_000
 END_MARKS = {"[done]", "[end]", "</s>"}
 END: Any = object()  # the parsed form of an end mark
 BOM = b"\xef\xbb\xbf"
-CUT_EVENT = "\n"  # in place of the name of an event that the body's end has cut: no name has a \n
+CUT_EVENT = "\n"  # the name of an event that the end of the body has cut; no real name has a \n
 
 
 class Response(Protocol):
@@ -156,14 +156,12 @@ def _read_document(
         if text.startswith("{") and not response.is_framed:
             raise ModelError("incomplete", CUT_OFF, retryable=True) from error
         raise _no_api_answer(response, text) from error
-    if not _is_api_answer(document) or (end < len(text) and "choices" in document):
+    members = document.keys() if isinstance(document, dict) else set()
+    is_api_answer = members & {"choices", "error", "object"}
+    if not is_api_answer or (end < len(text) and "choices" in members):
         raise _no_api_answer(response, document)
     yield from assembler.feed(document)
     assembler.has_end_mark = True
-
-
-def _is_api_answer(document: Any) -> bool:
-    return isinstance(document, dict) and bool(document.keys() & {"choices", "error", "object"})
 
 
 def _no_api_answer(response: Response, document: Any) -> ModelError:
@@ -188,8 +186,11 @@ def _parse_event(event: str, data: str, had_finished: bool) -> Any:
             raise ModelError("incomplete", CUT_OFF, retryable=True) from error
         if had_finished:  # another end mark
             return END
-        problem = f"the stream holds what is no JSON: {data[:80]!r}"
-        raise ModelError("protocol", problem, retryable=True) from error
+        raise ModelError(
+            "protocol",
+            f"the stream holds what is no JSON: {data[:80]!r}",
+            retryable=True,
+        ) from error
     if event == "error" and not (isinstance(value, dict) and value.get("error")):
         return {"error": value}
     return value

@@ -44,14 +44,14 @@ def _mend_key(key: Any) -> Any:
 
 
 def dictionaries(value: Any) -> list[JsonObject]:
-    """Those in a list; none of what is no list."""
+    """The dictionaries in a list; [] for a value that is no list."""
     if not isinstance(value, list):
         return []
     return [item for item in value if isinstance(item, dict)]
 
 
 def strings(parts: list[JsonObject], name: str) -> list[str]:
-    """This member of each part that has it as a string."""
+    """The member of this name of all parts in which it is a string."""
     return [part[name] for part in parts if isinstance(part.get(name), str)]
 
 
@@ -139,8 +139,8 @@ class ThinkTag:
 
 
 def join_pieces(pieces: list[Any]) -> Any:
-    """One member of a message from its pieces: texts are joined, objects take what is new, entries
-    of lists go on."""
+    """One member of a message from its pieces: texts are joined, objects merged, and lists joined;
+    neighbours in these that are pieces of one entry are merged."""
     kinds = {type(piece) for piece in pieces}
     if kinds == {str}:
         return "".join(pieces)
@@ -195,7 +195,8 @@ def is_loopback(url: str | None) -> bool:
 
 
 def host_of(url: str | None) -> str:
-    """host:port of a base URL, without what may come before an @; OpenAI's own server for None."""
+    """host:port of a base URL, without what may come before an @; of OpenAI's own server for None
+    and ""."""
     return _parts(url or "https://api.openai.com").netloc.rpartition("@")[2]
 
 

@@ -1,7 +1,7 @@
-"""What is sent of messages, and what of a list is as it was.
+"""What is sent of the messages of a run, and how many of them are unchanged since the last request.
 
-Making the messages that are sent of all those of a long run would take longer than the rest of a
-step. So they are made of the new ones only, unless a hook or a model looks at a request's messages.
+To convert all messages of a long run would take longer than the rest of a step. So only the new
+ones are converted, unless a hook or a model looks at the messages of a request.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class RunRequest(Request):
 
 
 def unconverted(request: Request) -> list[Message]:
-    """The messages of a request, those of a run as they are in its list, if nobody has looked at
-    what is sent of them. `wire_messages` of both are the same."""
+    """The messages of a request, before their conversion if nobody has looked at them: those of a
+    run, as they are in its list. `wire_messages` makes the same of both."""
     if isinstance(request, RunRequest) and request.source is not None:
         return request.source
     return request.messages
@@ -90,7 +90,7 @@ def common_prefix(old: list[Message], new: list[Message]) -> int:
 
 
 def copied(value: Any) -> Any:
-    """A copy of a JSON value, which shows later whether the value was changed in place."""
+    """A copy of a JSON value, by which one sees later whether the value was changed in place."""
     if isinstance(value, list):
         return [copied(item) for item in value]
     if not isinstance(value, dict):
