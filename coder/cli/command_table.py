@@ -6,22 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coder.settings import ConfigError, optional
 from coder.types import CoderError
 
 if TYPE_CHECKING:
-    from coder.cli.input import Keyboard
-    from coder.cli.questions import Prompter
-    from coder.cli.render import Renderer
-    from coder.cli.screen import Screen
-    from coder.events import Events
+    from coder.cli.repl import Repl
     from coder.extend.plugins import Command as PluginCommand
     from coder.extend.prompt_files import PromptFile
-    from coder.session import Session
-    from coder.sessions.conversation import Conversation
-    from coder.types import T
 
 Entries = list[str]  # what a command wants to be done as if it had been entered
 Words = Callable[[Any], Iterable[str]]  # what can follow a command of this CommandTable
@@ -30,21 +23,6 @@ Run = Callable[..., Entries | None]  # takes a CommandTable and what was typed a
 
 def no_words(table: CommandTable) -> Sequence[str]:
     return ()
-
-
-class Host(Protocol):
-    """The session at the prompt, as its commands use it."""
-
-    session: Session
-    conversation: Conversation
-    screen: Screen
-    render: Renderer
-    prompter: Prompter
-    keyboard: Keyboard
-
-    def follow(self, events: Events[T]) -> T: ...
-
-    def replay(self) -> None: ...
 
 
 class Command(NamedTuple):
@@ -73,26 +51,23 @@ def command(names: str, text: str, words: Words = no_words) -> Callable[[Run], R
 class CommandTable:
     """The built-in commands, and after them those of plugins and files."""
 
-    def __init__(self, repl: Host) -> None:
+    def __init__(self, repl: Repl) -> None:
         self.repl = repl
         self.session = repl.session
         self.screen = repl.screen
         self.conversation = repl.conversation
         self.table = dict(COMMANDS)
         added: dict[str, Command] = {}
-        for file in (
-            self.session.parts.prompt_files.commands.values()
-            if self.session.parts.prompt_files
-            else ()
-        ):
+        prompt_files = self.session.parts.prompt_files
+        plugins = self.session.parts.plugins
+        for file in prompt_files.commands.values() if prompt_files else ():
             about = f"{file.description} (this project)" if file.digest else file.description
             added[file.name] = Command(about, partial(CommandTable._run_file, file=file))
             if file.name in PROMPTS:
                 del self.table[file.name]
-        for plugin in self.session.parts.plugins.commands if self.session.parts.plugins else ():
-            added[plugin.name] = Command(
-                plugin.help, partial(CommandTable._run_plugin, plugin=plugin)
-            )
+        for plugin in plugins.commands if plugins else ():
+            run_plugin = partial(CommandTable._run_plugin, plugin=plugin)
+            added[plugin.name] = Command(plugin.help, run_plugin)
         for name in added.keys() & {*self.table, *ALIASES}:
             self.session.notices.append(f"The added command /{name} is ignored: the name is taken.")
             del added[name]
