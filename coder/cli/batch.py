@@ -86,15 +86,17 @@ def make_flags() -> Flags:
         metavar="N",
         help="tasks at a time (4)",
     )
-    engines = "local (default), or ray: a Ray cluster"
     flags.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help=engines,
+        help="local (default), or ray: a Ray cluster",
     )
-    address = "of the cluster, such as auto; without one, a cluster of this machine"
-    flags.add_argument("--address", metavar="ADDRESS", help=address)
+    flags.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="of the cluster, such as auto; without one, a cluster of this machine",
+    )
     flags.add_argument("--traces", metavar="DIR", help="write the trace of each task there")
     limits = (("steps", count, "N"), ("seconds", amount, "S"), ("cost", amount, "C"))
     for scope, about in (("max", "for each task"), ("total", "for all; then none begins")):
@@ -209,7 +211,6 @@ def table_of(rows: Sequence[Row], seconds: float) -> Table:
     """How the tasks have ended."""
     table = Table("ended by", "tasks", "steps", "tokens in", "tokens out", "cost", "seconds a task")
     for reason in sorted({row["stop_reason"] for row in rows}):
-        some = [row for row in rows if row["stop_reason"] == reason]
-        table.add_row(reason, *sums_of(some))
+        table.add_row(reason, *sums_of([row for row in rows if row["stop_reason"] == reason]))
     table.caption = f"{len(rows)} rows; this run took {seconds:.0f} s"
     return table

@@ -234,11 +234,10 @@ class Folded:
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}  # by their marks
-        self._marks: dict[str, str] = {}  # the reverse
 
     def fold(self, text: str) -> str:
         """The text, or its mark if it is too tall; known texts in it become their marks."""
-        for known, mark in self._marks.items():
+        for mark, known in self._texts.items():
             text = text.replace(known, mark)
         size = shutil.get_terminal_size()
         lines = text.split("\n")
@@ -249,7 +248,6 @@ class Folded:
         mark = f"[{count} lines pasted]" if count > 1 else "[1 line pasted]"
         while self._texts.setdefault(mark, text) != text:  # another text has it
             mark = f"{mark[:-1]}']"
-        self._marks[text] = mark
         return mark
 
     def unfold(self, line: str) -> str:

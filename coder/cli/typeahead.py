@@ -143,8 +143,8 @@ class TypeAhead:
 
     def waiting(self) -> list[str]:
         """The lines that Enter has ended and no run has taken."""
-        messages = [*self.steering, *self.follow_ups]
-        return [text_of(message) for message in messages] + self.commands
+        queued = [text_of(message) for message in (*self.steering, *self.follow_ups)]
+        return queued + self.commands
 
     def take_lines(self) -> list[str]:
         """Those lines, which wait no longer."""

@@ -331,8 +331,7 @@ class ScriptedModel(ChatModel):
         recording = read(path)
         model = recording.model
         options = {option: model[name] for name, option in TRACED.items() if name in model}
-        replies = [_recorded_reply(exchange) for exchange in recording.exchanges]
-        return cls(replies, **options)
+        return cls([_recorded_reply(exchange) for exchange in recording.exchanges], **options)
 
 
 def _recorded_reply(exchange: Exchange) -> Reply:
