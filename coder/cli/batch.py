@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from coder.cli.flags import Flags, parser
+from coder.cli.flags import Flags, parser, subcommand_flags
 from coder.cli.process import INTERRUPTED, LIMIT, raise_on_sigint
 from coder.cli.subcommands import without_package
 from coder.doors import batch
@@ -20,7 +20,6 @@ from coder.doors.batch import Engine, Limits
 from coder.doors.files import Row
 from coder.doors.workspace import is_dirty
 from coder.permissions.sanitize import strip_controls
-from coder.settings import program
 
 ABOUT = """\
 Do many tasks, each in a folder and a process of its own. TASKS has a JSON object in each line: "id"
@@ -70,7 +69,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def make_flags() -> Flags:
-    flags = Flags(prog=f"{program()} batch", description=ABOUT)
+    flags = subcommand_flags("batch", ABOUT)
     flags.add_argument("tasks", metavar="TASKS", help="a file of tasks, a JSON object in each line")
     flags.add_argument(
         "-o",

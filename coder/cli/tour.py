@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from coder.cli.flags import Flags
+from coder.cli.flags import subcommand_flags
 from coder.cli.process import raise_on_sigint
 from coder.cli.screen import Screen
 from coder.cli.text_rows import one_line
@@ -57,7 +57,7 @@ def main(words: Sequence[str]) -> int:
 
 def read_words(words: Sequence[str]) -> argparse.Namespace:
     """The words of the command. Raises ConfigError."""
-    flags = Flags(prog=f"{program()} tour", description=ABOUT)
+    flags = subcommand_flags("tour", ABOUT)
     flags.add_argument(
         "chapter",
         nargs="?",
