@@ -6,15 +6,22 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from coder.settings import ConfigError, optional
 from coder.types import CoderError
 
 if TYPE_CHECKING:
-    from coder.cli.repl import Repl
+    from coder.cli.input import Keyboard
+    from coder.cli.questions import Prompter
+    from coder.cli.render import Renderer
+    from coder.cli.screen import Screen
+    from coder.events import Events
     from coder.extend.plugins import Command as PluginCommand
     from coder.extend.prompt_files import PromptFile
+    from coder.session import Session
+    from coder.sessions.conversation import Conversation
+    from coder.types import T
 
 Entries = list[str]  # what a command wants to be done as if it had been entered
 Words = Callable[[Any], Iterable[str]]  # what can follow a command of this CommandTable
@@ -23,6 +30,23 @@ Run = Callable[..., Entries | None]  # takes a CommandTable and what was typed a
 
 def no_words(table: CommandTable) -> Sequence[str]:
     return ()
+
+
+class Host(Protocol):
+    """The session at the prompt, as its commands use it. Its class imports theirs."""
+
+    session: Session
+    conversation: Conversation
+    screen: Screen
+    render: Renderer
+    prompter: Prompter
+    keyboard: Keyboard
+
+    def follow(self, events: Events[T]) -> T: ...
+
+    def newest_text(self, role: str) -> str: ...
+
+    def replay(self) -> None: ...
 
 
 class Command(NamedTuple):
@@ -51,7 +75,7 @@ def command(names: str, text: str, words: Words = no_words) -> Callable[[Run], R
 class CommandTable:
     """The built-in commands, and after them those of plugins and files."""
 
-    def __init__(self, repl: Repl) -> None:
+    def __init__(self, repl: Host) -> None:
         self.repl = repl
         self.session = repl.session
         self.screen = repl.screen
