@@ -376,7 +376,7 @@ def test_all_of_the_last_output_can_be_shown() -> None:
     screen = Screen(stream := io.StringIO())
     render = Renderer(screen, None)
     render(ToolEnd("1", "bash", ToolResult(PROGRESS), False, 0))
-    render.show_last()
+    render.show_last(1)
     assert stream.getvalue().splitlines()[-3:] == ["bash", "  10 %20 %all", "  end"]
 
 

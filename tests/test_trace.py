@@ -569,7 +569,7 @@ def page_of_a_run(tmp_path: Path, file: Path) -> str:
 
     calls = [
         ("ls", {}),
-        ("bash", {"command": "sleep 0.3"}),
+        ("bash", {"command": "sleep 0.3 && true"}),
         ("task", {}),
     ]
     replies = Reply("a", calls), Reply("from below", hold=0.2), Reply("busy", status=503)
@@ -617,7 +617,7 @@ def test_the_page_has_a_timeline_whose_bars_lead_to_the_steps(tmp_path: Path, fi
     )
     titles = [title for *_, title in bars]
     for title in (
-        "step 1 · bash sleep 0.3 · 0.3",
+        "step 1 · bash sleep 0.3 &amp;&amp; true · 0.3",
         "step 1 · ls",
         "step 1 · request 1",
         "step 2 · attempt 2",

@@ -157,16 +157,15 @@ def near_paths(begun: str) -> list[str]:
         with contextlib.ExitStack() as stack:
             folder = Path.cwd()
             search = Search(ToolContext(folder, abort), folder, "", stack)
-            paths = [path for path in search.names() if in_order.search(path.lower())]
+            names = [name for name in search.names() if name.isprintable()]
+            paths = [name for name in names if in_order.search(name.lower())]
     except (OSError, ToolError, Aborted):
         return []
     finally:
         patience.cancel()
-    by_distance: dict[int, list[str]] = {}
-    for path in sorted(paths, key=lambda path: (len(path), path)):
-        if path.isprintable():
-            by_distance.setdefault(_distance(path, wanted), []).append(path)
-    return by_distance[min(by_distance)][:MAX_NEAR] if by_distance else []
+    least = min((_distance(path, wanted) for path in paths), default=0)
+    nearest = [path for path in paths if _distance(path, wanted) == least]
+    return sorted(nearest, key=lambda path: (len(path), path))[:MAX_NEAR]
 
 
 def _distance(path: str, wanted: str) -> int:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from coder.cli.flags import Flags, parser
+from coder.cli.flags import Flags, parser, subcommand_flags
 from coder.cli.process import INTERRUPTED, LIMIT, raise_on_sigint
 from coder.cli.subcommands import without_package
 from coder.doors import batch
@@ -20,7 +20,6 @@ from coder.doors.batch import Engine, Limits
 from coder.doors.files import Row
 from coder.doors.workspace import is_dirty
 from coder.permissions.sanitize import strip_controls
-from coder.settings import program
 
 ABOUT = """\
 Do many tasks, each in a folder and a process of its own. TASKS has a JSON object in each line: "id"
@@ -70,7 +69,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def make_flags() -> Flags:
-    flags = Flags(prog=f"{program()} batch", description=ABOUT)
+    flags = subcommand_flags("batch", ABOUT)
     flags.add_argument("tasks", metavar="TASKS", help="a file of tasks, a JSON object in each line")
     flags.add_argument(
         "-o",
@@ -86,15 +85,17 @@ def make_flags() -> Flags:
         metavar="N",
         help="tasks at a time (4)",
     )
-    engines = "local (default), or ray: a Ray cluster"
     flags.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help=engines,
+        help="local (default), or ray: a Ray cluster",
     )
-    address = "of the cluster, such as auto; without one, a cluster of this machine"
-    flags.add_argument("--address", metavar="ADDRESS", help=address)
+    flags.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="of the cluster, such as auto; without one, a cluster of this machine",
+    )
     flags.add_argument("--traces", metavar="DIR", help="write the trace of each task there")
     limits = (("steps", count, "N"), ("seconds", amount, "S"), ("cost", amount, "C"))
     for scope, about in (("max", "for each task"), ("total", "for all; then none begins")):
@@ -209,7 +210,6 @@ def table_of(rows: Sequence[Row], seconds: float) -> Table:
     """How the tasks have ended."""
     table = Table("ended by", "tasks", "steps", "tokens in", "tokens out", "cost", "seconds a task")
     for reason in sorted({row["stop_reason"] for row in rows}):
-        some = [row for row in rows if row["stop_reason"] == reason]
-        table.add_row(reason, *sums_of(some))
+        table.add_row(reason, *sums_of([row for row in rows if row["stop_reason"] == reason]))
     table.caption = f"{len(rows)} rows; this run took {seconds:.0f} s"
     return table

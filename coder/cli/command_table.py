@@ -33,7 +33,7 @@ def no_words(table: CommandTable) -> Sequence[str]:
 
 
 class Host(Protocol):
-    """The session at the prompt, as its commands use it."""
+    """The session at the prompt, as its commands use it. Its class imports theirs."""
 
     session: Session
     conversation: Conversation
@@ -43,6 +43,8 @@ class Host(Protocol):
     keyboard: Keyboard
 
     def follow(self, events: Events[T]) -> T: ...
+
+    def newest_text(self, role: str) -> str: ...
 
     def replay(self) -> None: ...
 
@@ -80,19 +82,16 @@ class CommandTable:
         self.conversation = repl.conversation
         self.table = dict(COMMANDS)
         added: dict[str, Command] = {}
-        for file in (
-            self.session.parts.prompt_files.commands.values()
-            if self.session.parts.prompt_files
-            else ()
-        ):
+        prompt_files = self.session.parts.prompt_files
+        plugins = self.session.parts.plugins
+        for file in prompt_files.commands.values() if prompt_files else ():
             about = f"{file.description} (this project)" if file.digest else file.description
             added[file.name] = Command(about, partial(CommandTable._run_file, file=file))
             if file.name in PROMPTS:
                 del self.table[file.name]
-        for plugin in self.session.parts.plugins.commands if self.session.parts.plugins else ():
-            added[plugin.name] = Command(
-                plugin.help, partial(CommandTable._run_plugin, plugin=plugin)
-            )
+        for plugin in plugins.commands if plugins else ():
+            run_plugin = partial(CommandTable._run_plugin, plugin=plugin)
+            added[plugin.name] = Command(plugin.help, run_plugin)
         for name in added.keys() & {*self.table, *ALIASES}:
             self.session.notices.append(f"The added command /{name} is ignored: the name is taken.")
             del added[name]

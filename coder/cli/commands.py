@@ -172,8 +172,10 @@ class Commands(CommandTable):
     def yolo(self, argument: str) -> None:
         permissions = self.session.permissions
         permissions.yolo = not permissions.yolo
-        off = "Commands and edits are no longer asked about; /yolo turns that off."
-        self.warn(off if permissions.yolo else "Asking again.")
+        if permissions.yolo:
+            self.warn("Commands and edits are no longer asked about; /yolo turns that off.")
+        else:
+            self.warn("Asking again.")
 
     @command("step", "stop before each request and each tool, and show what is new; again: off")
     def step(self, argument: str) -> None:
@@ -295,8 +297,7 @@ class Commands(CommandTable):
                 break
             prompt = undone
         if prompt:
-            words = words_of(prompt).split()
-            self.repl.keyboard.early.insert(0, " ".join(words))
+            self.repl.keyboard.early.insert(0, " ".join(words_of(prompt).split()))
 
     def _restore(self, done: str, how: Callable[[list[Message]], UndoResult]) -> str:
         """Undo or redo, which must not be left half done: a Ctrl+C during it changes nothing.
@@ -348,7 +349,7 @@ class Commands(CommandTable):
 
     @command("copy", "copy the last answer to the clipboard, or to a file: /copy [FILE]")
     def copy(self, argument: str) -> None:
-        text = self._last_answer()
+        text = self.repl.newest_text("assistant")
         if not text:
             self.note("There is no answer yet.")
             return
@@ -359,18 +360,13 @@ class Commands(CommandTable):
             return
         how = needed("coder.cli.clipboard", "/copy").copy(text, self.screen)
         if how:
-            copied = f"Copied {len(text)} characters {how}."
-            self.screen.line(f"{copied} /copy FILE writes them to a file.")
+            self.screen.line(
+                f"Copied {len(text)} characters {how}. /copy FILE writes them to a file."
+            )
         else:
-            nothing = "This terminal has no clipboard, or one that is too small"
-            self.warn(f"{nothing}; /copy FILE writes a file.")
-
-    def _last_answer(self) -> str:
-        for message in reversed(self.session.messages):
-            text = text_of(message).strip()
-            if message["role"] == "assistant" and text:
-                return text
-        return ""
+            self.warn(
+                "This terminal has no clipboard, or one that is too small; /copy FILE writes a file."
+            )
 
     @command("export", "write the conversation to a file: /export [FILE.md|.html|.json]")
     def export(self, argument: str) -> None:

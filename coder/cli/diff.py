@@ -9,8 +9,8 @@ from itertools import chain, groupby
 
 from coder.cli.text_rows import Parts
 from coder.permissions.sanitize import strip_controls
+from coder.tools.text import HUNK
 
-HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 WORD = re.compile(r"\w+|\s+|.")
 COLOURS = {"-": "red", "+": "green", " ": ""}
 MAX_WORDS = 100  # at the beginning of a line, among which the changed ones are looked for
@@ -47,11 +47,10 @@ class Hunk:
     """The numbers of the lines in a hunk, whose length its header tells."""
 
     def __init__(self, header: re.Match[str]) -> None:
-        old, old_length, new, new_length = [int(number) for number in header.groups("1")]
-        self.old = old
-        self.old_end = old + old_length
-        self.new = new
-        self.new_end = new + new_length
+        self.old = int(header["old_line"])
+        self.old_end = self.old + int(header["old"] or 1)
+        self.new = int(header["line"])
+        self.new_end = self.new + int(header["new"] or 1)
 
     @property
     def is_open(self) -> bool:
@@ -75,7 +74,7 @@ def signed_rows(lines: Sequence[str], shown: Callable[[str], str]) -> Iterator[t
     hunk: Hunk | None = None
     for line in lines:
         sign = line[:1] or " "  # an empty line is one of the context
-        header = HUNK.match(line)
+        header = re.match(HUNK, line)
         if hunk and hunk.is_open and sign in COLOURS:
             text = shown(line[1:].expandtabs(4))
             yield sign.strip(), _row(hunk.count(sign), sign, text)

@@ -21,8 +21,7 @@ def export(conversation: Conversation, settings: Settings, file: str) -> Path:
         endings = ", ".join(f".{name}" for name in get_args(module.Format))
         raise ConfigError(f"a file of an export ends in one of {endings}, not in .{form}")
     redactor = module.redactor(*settings.keys)
-    text = module.export(conversation.store, session_id, form, redactor)
-    write_new(path, text)
+    write_new(path, module.export(conversation.store, session_id, form, redactor))
     return path
 
 

@@ -101,6 +101,10 @@ class Flags(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
+def subcommand_flags(command: str, about: str, below: str = "") -> Flags:
+    return Flags(prog=f"{program()} {command}", description=about, epilog=below)
+
+
 def parser() -> Flags:
     """All flags.
 

@@ -174,8 +174,7 @@ class LineEditor:
         else:
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 self._held_esc = keys.HeldEsc(readline, end=f"{ESC_ENDS}\r")
-                list_below = partial(self._list, self._held_esc.draw_again)
-                readline.set_completion_display_matches_hook(list_below)
+                readline.set_completion_display_matches_hook(self._list)
         for binding in bindings.split("\n"):
             readline.parse_and_bind(binding)
         readline.set_completer_delims(" \t\n")
@@ -205,13 +204,7 @@ class LineEditor:
             # What they have in common would replace the word: it is offered itself, among them
             self._completions = [word, *(f"{word}|{text}" for text in self._near)]
 
-    def _list(
-        self,
-        draw_again: Callable[[], object],
-        word: str,
-        matches: Sequence[str],
-        longest: int,
-    ) -> None:
+    def _list(self, word: str, matches: Sequence[str], longest: int) -> None:
         """Show the candidates below the line; those that only look like the word one in a row,
         the nearest first."""
         width, height = shutil.get_terminal_size()
@@ -226,7 +219,8 @@ class LineEditor:
             sys.stdout.write("\n" + one_line(line.rstrip(), width - 1))
         left_out = len(texts) - len(shown)
         keys.send(f"\n… {left_out} more\n" if left_out else "\n")
-        draw_again()
+        assert self._held_esc
+        self._held_esc.draw_again()
 
 
 def _add_history(readline: ModuleType, entry: str) -> None:
@@ -240,11 +234,10 @@ class Folded:
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}  # by their marks
-        self._marks: dict[str, str] = {}  # the reverse
 
     def fold(self, text: str) -> str:
         """The text, or its mark if it is too tall; known texts in it become their marks."""
-        for known, mark in self._marks.items():
+        for mark, known in self._texts.items():
             text = text.replace(known, mark)
         size = shutil.get_terminal_size()
         lines = text.split("\n")
@@ -255,7 +248,6 @@ class Folded:
         mark = f"[{count} lines pasted]" if count > 1 else "[1 line pasted]"
         while self._texts.setdefault(mark, text) != text:  # another text has it
             mark = f"{mark[:-1]}']"
-        self._marks[text] = mark
         return mark
 
     def unfold(self, line: str) -> str:

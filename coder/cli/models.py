@@ -140,13 +140,14 @@ def _choose_server(can_ask: bool) -> tuple[str, str]:
     options, servers = _find_servers()
     url, model = options[0] if options else (_local_url(PORTS["Ollama"]), "NAME")
     command = f"{program()} --base-url {url} -m {shlex.quote(model)}"
-    ways = NOTHING.format(
-        servers=servers,
-        file=file,
-        command=command,
-        program=program(),
+    sys.stderr.write(
+        NOTHING.format(
+            servers=servers,
+            file=file,
+            command=command,
+            program=program(),
+        )
     )
-    sys.stderr.write(ways)
     answer = _answer(f"number (kept in {file}): ", can_ask and bool(options))
     numbers = [str(number) for number in range(1, len(options) + 1)]
     if answer not in numbers:

@@ -47,9 +47,7 @@ MAX_CHARACTERS = 4000
 
 def exact_diff(changes: str) -> list[Parts]:
     """All of a diff, with its styles, and with what cannot be seen made visible."""
-    indent = "  ", ""
-    rows = diff_rows(changes, escape_invisible)
-    return [[indent, *row] for row in rows]
+    return [[("  ", ""), *row] for row in diff_rows(changes, escape_invisible)]
 
 
 def key_of(answer: str) -> str:
@@ -88,16 +86,13 @@ class Prompter:
         room = shutil.get_terminal_size().lines // 2 - 2
         most = max(1, min(MAX_CHOICES, room))
         for number, (row, below) in enumerate(islice(rows, most), 1):
-            text = one_line(f"{number:>3}  {row}", width)
-            self.screen.line(text)
+            self.screen.line(one_line(f"{number:>3}  {row}", width))
             if below:
-                text = one_line(f"     {below}", width)
-                self.screen.line(text, "dim")
+                self.screen.line(one_line(f"     {below}", width), "dim")
         more = len(values) - most
         if more > 0:
             self.screen.line(f"     and {more} more", "dim")
-        answer = self.keyboard.answer(question, words=question)
-        return by_number(values, answer)
+        return by_number(values, self.keyboard.answer(question, words=question))
 
     def ask_plan(self) -> str:
         """Ask about the plan above: "yes", "" for not now, or what to change in it.
@@ -114,16 +109,15 @@ class Prompter:
 
     def _wrap(self, prompt: str) -> str:
         """A prompt in rows of the screen; what a hard blank joins stays together."""
-        rows = wrap(prompt, self.screen.width - 1)
-        return rows.replace("\xa0", " ")
+        return wrap(prompt, self.screen.width - 1).replace("\xa0", " ")
 
     # -- of a run
 
     def _ask_to_repeat(self, question: DoomLoop, asks: str) -> None:
         repeated = f"{question.name} was called {question.count} times with the same arguments."
         self.screen.line(f"{asks}{repeated}", "yellow")
-        answer = self.keyboard.answer("Run it again? [y/N] ", "yn")
-        question.reply(key_of(answer) == "y")
+        key = key_of(self.keyboard.answer("Run it again? [y/N] ", "yn"))
+        question.reply(key == "y")
 
     def _ask_for_model(self, question: QuestionAsked, asks: str) -> None:
         options = question.options
@@ -139,8 +133,7 @@ class Prompter:
     def _ask_permission(self, question: PermissionAsked, asks: str) -> None:
         """Show all of it, what is to be done directly above the answer, and reply."""
         permission = question.permission
-        heading = HEADINGS.get(permission, f"Allow {permission}?")
-        self._show_permission(question, f"{asks}{heading}")
+        self._show_permission(question, asks + HEADINGS.get(permission, f"Allow {permission}?"))
         always = always_offers(question)
         offers = [f"[{key}]{text}, " for key, (text, _) in always.items()]
         prompt = self._wrap(f"[y]es, {''.join(offers)}[n]o, or\xa0why\xa0not:\xa0")
@@ -174,8 +167,7 @@ class Prompter:
         taken = sum(self._height(row) for row in rows)
         room = shutil.get_terminal_size().lines - 3
         if taken > room:
-            note = f"({taken} rows, more than the screen shows.)"
-            self.screen.line(note, "yellow")
+            self.screen.line(f"({taken} rows, more than the screen shows.)", "yellow")
             summary = one_line(f"{heading} {what}", self.screen.width)
             self.screen.exact_line((summary, "bold"))
 
@@ -231,12 +223,10 @@ class Prompter:
     def _show_file(self, file: PromptFile, share: int) -> None:
         """Show the beginning of a file, so much that this many files have room."""
         changed = " has changed since your answer" if file.answer == "changed" else ""
-        heading = f"  {os.path.relpath(file.path)}{changed}"
-        self.screen.exact_line((heading, "bold"))
+        self.screen.exact_line((f"  {os.path.relpath(file.path)}{changed}", "bold"))
         most_characters = max(400, MAX_CHARACTERS // share)
         most_rows = max(5, MAX_ROWS // share)
-        start = file.text[:most_characters]
-        rows = start.split("\n")[:most_rows]
+        rows = file.text[:most_characters].split("\n")[:most_rows]
         for row in rows:
             self.screen.exact_line((f"    {row}", ""))
         left = len(file.text) - len("\n".join(rows))
@@ -289,7 +279,8 @@ def _wider(question: PermissionAsked) -> tuple[str, str]:
     """What else can be allowed for the session, in words and as a pattern; "" if there is
     nothing.
     """
-    kind, stored = question.permission, question.remember
+    kind = question.permission
+    stored = question.remember
     if kind == "edit":
         return "edit here", stored
     if kind == "external_directory":
@@ -314,8 +305,7 @@ def _command_pattern(command: str) -> str:
     words = plain[0]
     if words[0] not in WITH_COMMANDS:
         return ""
-    runs_script = words[1:2] in (["run"], ["exec"])
-    size = 3 if runs_script else 2
+    size = 3 if words[1:2] in (["run"], ["exec"]) else 2  # with the name of the script
     words = words[:size]
     is_plain = all(re.fullmatch("[a-z][a-z:-]*", word) for word in words)
     if len(words) < size or not is_plain:

@@ -340,7 +340,7 @@ class Renderer:
         title = one_line(title, room - cell_count(words))
         return [name, mark, (title, ""), (words, style)]
 
-    def show_last(self, number: int = 1) -> None:
+    def show_last(self, number: int) -> None:
         """Show a call with its whole output; 1 is the newest. Raises IndexError."""
         title, event = self.last[number - 1]
         self.screen.line(title, "bold")

@@ -53,12 +53,14 @@ class Repl:
         keyboard: Keyboard,
     ) -> None:
         assert session.conversation  # whose module Commands needs, too
-        self.session, self.conversation = session, session.conversation
+        self.session = session
+        self.conversation = session.conversation
         self.arguments = arguments
         self.interrupts = Interrupts()
         self.interrupts.at_prompt = True
         collect_garbage()
-        self.screen, self.keyboard = screen, keyboard
+        self.screen = screen
+        self.keyboard = keyboard
         screen.markdown = session.settings.markdown
         self.render = Renderer(
             screen,
@@ -103,42 +105,40 @@ class Repl:
         self.session.close()
         self.show_notices()  # what commands have reported
         if self.session.is_kept and self.session.messages:
-            way = f"{program()} -r {self.session.id}"
-            self.screen.line(f"Continue this conversation: {way}", "dim")
+            self.screen.line(f"Continue this conversation: {program()} -r {self.session.id}", "dim")
 
     def show_notices(self) -> None:
         notices = self.session.notices
         while notices:
-            text = notices.pop(0)
-            self.screen.line(text, "yellow")
+            self.screen.line(notices.pop(0), "yellow")
 
     def replay(self) -> None:
         """Show the last question and the last answer of the conversation that goes on."""
         self.show_notices()
-        question = self._newest_text("user")
-        answer = self._newest_text("assistant")
+        question = words_of(self.newest_text("user"))
+        answer = self.newest_text("assistant")
         if question:
-            self.screen.entry(question)
+            self.screen.entry(question[-MAX_SHOWN:])
             self.screen.finish_line()
         self.screen.gap()
         if answer:
-            self.screen.write(answer)
+            self.screen.write(answer[-MAX_SHOWN:])
             self.screen.finish_line()
 
-    def _newest_text(self, role: str) -> str:
-        """The end of the newest text of a role, "" if there is none."""
+    def newest_text(self, role: str) -> str:
+        """The newest text of a role, "" if there is none."""
         for message in reversed(self.session.messages):
-            if message.get("role") == role:
-                text = words_of(text_of(message)).strip()
-                if text:
-                    return text[-MAX_SHOWN:]
+            text = text_of(message).strip()
+            if message["role"] == role and text:
+                return text
         return ""
 
     # -- entries
 
     def take(self, text: str) -> None:
         """Do what an entry asks for, and then what was entered meanwhile. Raises Leave."""
-        entries, interrupts = [text], self.interrupts
+        entries = [text]
+        interrupts = self.interrupts
         try:
             while entries:
                 interrupts.presses = 0
@@ -222,7 +222,8 @@ class Repl:
         """The text and the images of an entry with `@path`, and those that wait for the first
         prompt.
         """
-        images, self.images = self.images, []
+        images = self.images
+        self.images = []
         module = optional("coder.cli.attach") if "@" in text else None
         if module is None:
             return text, images
@@ -230,8 +231,7 @@ class Repl:
         context = ToolContext(self.session.cwd, Abort(), seen=state.tools.seen)
         text, attached, notes = module.attach(text, context)
         if notes:
-            names = ", ".join(notes)
-            self.screen.line(f"attached: {names}", "dim")
+            self.screen.line(f"attached: {', '.join(notes)}", "dim")
         return text, images + attached
 
     def _end_plan(self) -> list[str]:
@@ -251,13 +251,11 @@ class Repl:
         messages = self.session.messages
         if not self.session.spec.read_only or not messages:
             return False
-        text = text_of(messages[-1])
-        return bool(text.strip())
+        return bool(text_of(messages[-1]).strip())
 
     def follow(self, events: Events[T]) -> T:
         """Show the events of a run to the end. Raises KeyboardInterrupt."""
-        token = self.session.agent.token
-        return self.interrupts.show_all(events, token, self._show)
+        return self.interrupts.show_all(events, self.session.agent.token, self._show)
 
     def _show(self, event: Event) -> None:
         if isinstance(event, RunEnd):

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from coder.cli.flags import Flags
+from coder.cli.flags import subcommand_flags
 from coder.cli.process import collect_garbage, handling
 from coder.cli.subcommands import without_package
 from coder.permissions.redact import Redactor, redact_logs
 from coder.sessions.store import FILE, Store
-from coder.settings import data_folder, program
+from coder.settings import data_folder
 from coder.sources import load
 from coder.tools.processes import adopt_orphans
 
@@ -30,7 +30,7 @@ asks needs the token. It is a random one, which is printed here once, or that of
 
 def main(words: Sequence[str]) -> int:
     """Serve until Ctrl+C; returns the exit code."""
-    flags = Flags(prog=f"{program()} serve", description=ABOUT)
+    flags = subcommand_flags("serve", ABOUT)
     flags.add_argument("--port", type=int, default=4096, help="default 4096; 0 takes a free one")
     about = f"listen on another address than {LOOPBACK}; {TOKEN} has to be set"
     flags.add_argument("--host", metavar="ADDRESS", default=LOOPBACK, help=about)

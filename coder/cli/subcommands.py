@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from coder import settings, sources
-from coder.cli.flags import Flags
+from coder.cli.flags import subcommand_flags
 from coder.cli.process import raise_on_sigint
 from coder.cli.wording import session_line
 from coder.permissions.sanitize import strip_controls
@@ -24,10 +24,6 @@ from coder.settings import needed
 
 if TYPE_CHECKING:
     from coder.sessions.store import SessionInfo, Store
-
-
-def _flags(name: str, description: str, epilog: str = "") -> Flags:
-    return Flags(prog=f"{settings.program()} {name}", description=description, epilog=epilog)
 
 
 def _print(text: str) -> None:
@@ -43,7 +39,9 @@ def without_package(purpose: str, extra: str) -> settings.ConfigError:
 
 def config(words: Sequence[str]) -> int:
     """Print each setting with its value and its source, in the form of a .env."""
-    _flags("config", "All settings, in the form of ~/.config/coder/.env.").parse_args(words)
+    subcommand_flags("config", "All settings, in the form of ~/.config/coder/.env.").parse_args(
+        words
+    )
     problem = ""
     server = sources.ENVIRONMENT
     found = sources.read_sources(Path.cwd())
@@ -73,7 +71,7 @@ def config(words: Sequence[str]) -> int:
 def demo(words: Sequence[str]) -> int:
     """Serve the demonstration's scripted model, alone and for any client."""
     module = needed("coder.devtools.demo", "demo")
-    flags = _flags("demo", "Serve the demo's scripted model on loopback.")
+    flags = subcommand_flags("demo", "Serve the demo's scripted model on loopback.")
     flags.add_argument(
         "--port",
         type=int,
@@ -108,10 +106,11 @@ def batch(words: Sequence[str]) -> int:
 
 def acp(words: Sequence[str]) -> int:
     """Serve an editor."""
-    about = (
-        "The agent in an editor that speaks the Agent Client Protocol, which starts this command."
-    )
-    _flags("acp", about, "Settings: docs/editors.md").parse_args(words)
+    subcommand_flags(
+        "acp",
+        "The agent in an editor that speaks the Agent Client Protocol, which starts this command.",
+        "Settings: docs/editors.md",
+    ).parse_args(words)
     try:
         from coder.doors.acp import main  # late: the package is an extra
     except ModuleNotFoundError:
@@ -122,10 +121,10 @@ def acp(words: Sequence[str]) -> int:
 
 def mcp_server(words: Sequence[str]) -> int:
     """Serve the agent as a tool for MCP clients."""
-    about = (
-        "The agent as a tool, `code(prompt, cwd)`, for an MCP client, on standard input and output."
-    )
-    _flags("mcp-server", about).parse_args(words)
+    subcommand_flags(
+        "mcp-server",
+        "The agent as a tool, `code(prompt, cwd)`, for an MCP client, on standard input and output.",
+    ).parse_args(words)
     try:
         from coder.doors.mcp_server import server  # late: the package is an extra
     except ModuleNotFoundError:
@@ -163,26 +162,30 @@ def sessions(words: Sequence[str]) -> int:
 
 
 def _read_sessions_words(words: Sequence[str]) -> argparse.Namespace:
-    flags = _flags("sessions", "The conversations that were kept on this machine.")
-    verb = "list (default), search WORDS, fork WHICH (prints the copy's ID), rm WHICH"
-    verbs = ("list", "search", "fork", "rm")
+    flags = subcommand_flags("sessions", "The conversations that were kept on this machine.")
     flags.add_argument(
         "verb",
         nargs="?",
         default="list",
-        choices=verbs,
-        help=verb,
+        choices=("list", "search", "fork", "rm"),
+        help="list (default), search WORDS, fork WHICH (prints the copy's ID), rm WHICH",
     )
-    what = "words in titles and texts; or numbers of the list, names, IDs"
-    flags.add_argument("words", nargs="*", help=what)
+    flags.add_argument(
+        "words",
+        nargs="*",
+        help="words in titles and texts; or numbers of the list, names, IDs",
+    )
     flags.add_argument(
         "-a",
         "--all",
         action="store_true",
         help="list those of all folders",
     )
-    about = "of list and search: an array with an object for each"
-    flags.add_argument("--json", action="store_true", help=about)
+    flags.add_argument(
+        "--json",
+        action="store_true",
+        help="of list and search: an array with an object for each",
+    )
     arguments = flags.parse_intermixed_args(words)
     if bool(arguments.words) == (arguments.verb == "list"):
         flags.error(f"{arguments.verb} takes {'no words' if arguments.words else 'words'}")
@@ -254,7 +257,7 @@ def _line(info: SessionInfo) -> str:
 
 def export(words: Sequence[str]) -> int:
     """Print a conversation as users read it, without secrets."""
-    flags = _flags("export", "A conversation as readable text.")
+    flags = subcommand_flags("export", "A conversation as readable text.")
     flags.add_argument("id", help="see `coder sessions`")
     module = needed("coder.sessions.export", "export")
     flags.add_argument("--format", choices=get_args(module.Format), default="md")
@@ -271,14 +274,23 @@ def export(words: Sequence[str]) -> int:
 def trace(words: Sequence[str]) -> int:
     """Show a recorded run as a table of its steps or as its requests, or write it as a page."""
     report = needed("coder.devtools.trace_page", "trace")
-    about = "A run that was recorded with --trace FILE, step by step."
-    flags = _flags("trace", about, report.MEANING)
+    flags = subcommand_flags(
+        "trace",
+        "A run that was recorded with --trace FILE, step by step.",
+        report.MEANING,
+    )
     flags.add_argument("file", metavar="FILE")
     form = flags.add_mutually_exclusive_group()
-    requests = "show what is new in each request instead, as --step does"
-    form.add_argument("--diff", action="store_true", help=requests)
-    html = "write one page with every message instead; it needs no network"
-    form.add_argument("--html", metavar="OUT", help=html)
+    form.add_argument(
+        "--diff",
+        action="store_true",
+        help="show what is new in each request instead, as --step does",
+    )
+    form.add_argument(
+        "--html",
+        metavar="OUT",
+        help="write one page with every message instead; it needs no network",
+    )
     arguments = flags.parse_args(words)
     try:
         text = report.show(arguments.file, arguments.html, arguments.diff)

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from coder.cli.flags import Flags
+from coder.cli.flags import subcommand_flags
 from coder.cli.process import raise_on_sigint
 from coder.cli.screen import Screen
 from coder.cli.text_rows import one_line
@@ -57,9 +57,14 @@ def main(words: Sequence[str]) -> int:
 
 def read_words(words: Sequence[str]) -> argparse.Namespace:
     """The words of the command. Raises ConfigError."""
-    flags = Flags(prog=f"{program()} tour", description=ABOUT)
-    about = f"a chapter, 1 to {len(CHAPTERS)}"
-    flags.add_argument("chapter", nargs="?", type=int, metavar="N", help=about)
+    flags = subcommand_flags("tour", ABOUT)
+    flags.add_argument(
+        "chapter",
+        nargs="?",
+        type=int,
+        metavar="N",
+        help=f"a chapter, 1 to {len(CHAPTERS)}",
+    )
     flags.add_argument("--check", metavar="COMMAND", help=CHECK)
     flags.add_argument_group("exit codes", BELOW)
     arguments = flags.parse_args(words)
@@ -119,8 +124,7 @@ def notes() -> Path:
 
 def next_chapter(passed: set[int]) -> int:
     """The first one that was not passed; 0 if all were."""
-    left = CHAPTERS.keys() - passed
-    return min(left, default=0)
+    return min(CHAPTERS.keys() - passed, default=0)
 
 
 # ---- what is shown -------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 
 from coder.agent.state import Queue
+from coder.cli.input import do_nothing
 from coder.cli.keys import ENTER, ESC, NEWLINE, PASTED, Keys, single_keys
+from coder.cli.line_editor import unchanged
 from coder.cli.screen import Screen
 from coder.cli.text_rows import one_line
 from coder.history import text_of, user
@@ -34,8 +36,8 @@ class TypeAhead:
         self.screen = screen
         self.steering = steering
         self.follow_ups = follow_ups
-        self.redact: Callable[[str], str] = str  # what is sent and kept
-        self.stop: Callable[[], object] = int  # the run, at Esc; called in the worker thread
+        self.redact: Callable[[str], str] = unchanged  # what is sent and kept
+        self.stop: Callable[[], object] = do_nothing  # the run, at Esc; called in the worker thread
         self.text = ""  # the line so far
         self.commands: list[str] = []
         self.entered: list[str] = []  # all lines of the run
@@ -143,8 +145,8 @@ class TypeAhead:
 
     def waiting(self) -> list[str]:
         """The lines that Enter has ended and no run has taken."""
-        messages = [*self.steering, *self.follow_ups]
-        return [text_of(message) for message in messages] + self.commands
+        queued = [text_of(message) for message in (*self.steering, *self.follow_ups)]
+        return queued + self.commands
 
     def take_lines(self) -> list[str]:
         """Those lines, which wait no longer."""

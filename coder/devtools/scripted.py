@@ -152,7 +152,7 @@ def _usage(reply: Reply, body: Body) -> Body:
 # ---- the server ----------------------------------------------------------------------------------
 
 
-def _in_order(replies: Sequence[Reply]) -> Script:
+def in_order(replies: Sequence[Reply]) -> Script:
     """One reply after the other; the last one is repeated."""
     last = replies[-1] if replies else Reply("(the script is empty)")
     ordered = chain(replies, repeat(last))
@@ -177,7 +177,7 @@ class ScriptedServer(ThreadingHTTPServer):
 
     def __init__(self, script: Script | Sequence[Reply], port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
-        self.script = script if callable(script) else _in_order(script)
+        self.script = script if callable(script) else in_order(script)
         self.requests: list[Body] = []
         self.heads: list[dict[str, str]] = []
         self.paths: list[str] = []
@@ -331,8 +331,7 @@ class ScriptedModel(ChatModel):
         recording = read(path)
         model = recording.model
         options = {option: model[name] for name, option in TRACED.items() if name in model}
-        replies = [_recorded_reply(exchange) for exchange in recording.exchanges]
-        return cls(replies, **options)
+        return cls([_recorded_reply(exchange) for exchange in recording.exchanges], **options)
 
 
 def _recorded_reply(exchange: Exchange) -> Reply:

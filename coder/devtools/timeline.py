@@ -52,8 +52,7 @@ def draw(spans: Sequence[Span], begin: float, end: float) -> str:
         seconds = (end - begin) * tick / TICKS
         x = LABELS + seconds * scale
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>')
-        label = f'<text class="tick" x="{x:.1f}" y="{height + 13}">{seconds:.2f} s</text>'
-        parts.append(label)
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{height + 13}">{seconds:.2f} s</text>')
     for number, kind in enumerate(kinds):
         parts.append(f'<text x="0" y="{ROW * number + 15}">{escape(kind)}</text>')
     for span in spans:

@@ -57,9 +57,8 @@ class Trace:
     def __init__(self, path: str | Path) -> None:
         self._failure = ""  # not reported yet
         self._redactor = Redactor(instead="***")
-        self.hide = (
-            self._redactor.hide
-        )  # a key that is *** in the file from then on, also inside JSON
+        # Takes a key, which is *** in the file from then on, also inside JSON
+        self.hide = self._redactor.hide
         self._numbers = count(1)  # of the requests
         self._start = time.monotonic()
         self._file = _open(path)

@@ -149,7 +149,8 @@ def _spans(run: Part, links: list[str]) -> Iterator[Span]:
     for kind, read_times in TIMES.items():
         for number, (step, link) in enumerate(zip(run.steps, links), 1):
             for look, title, begin, end in read_times(step):
-                yield Span(kind, look, _text(f"step {number} · {title}"), begin, end, link)
+                title = CONTROL.sub("", f"step {number} · {title}")
+                yield Span(kind, look, title, begin, end, link)
 
 
 Times = Iterator[tuple[str, str, float, float]]  # look, title, begin and end

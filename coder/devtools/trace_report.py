@@ -203,8 +203,14 @@ def read(path: str | Path) -> Recording:
     records = [record for record in parsed if record]
     if not records or records[0]["type"] != "trace" or records[0].get("format") != FORMAT:
         raise TraceError("it is no trace")
+    reader = _Reader()
     with understood():
-        return _recording(records)
+        for record in records:
+            reader.begin(record)
+            for part in reader.parts:
+                part.records.append(record)
+            reader.end(record)
+    return reader.recording
 
 
 @contextmanager
@@ -221,16 +227,6 @@ def _parse_line(line: bytes) -> Record | None:
         return value | {"t": float(value["t"]), "type": str(value["type"])}
     except MALFORMED:
         return None
-
-
-def _recording(records: list[Record]) -> Recording:
-    reader = _Reader()
-    for record in records:
-        reader.begin(record)
-        for part in reader.parts:
-            part.records.append(record)
-        reader.end(record)
-    return reader.recording
 
 
 class _Reader:

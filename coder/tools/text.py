@@ -22,7 +22,8 @@ MAX_EDIT = 50_000_000  # bytes of a file that is edited in memory
 MAX_COMPARED = 4_000  # differing lines of both texts; difflib takes seconds for many more
 MAX_RUN = 10  # new lines in a row, or old ones, that a result repeats
 AROUND = 3  # lines of a diff before and after a change
-HUNK = r"@@ -\d+(?:,(?P<old>\d+))? \+(?P<line>\d+)(?:,(?P<new>\d+))? @@"
+# The first line and the number of lines, of the old text and of the new one; without a number: 1
+HUNK = r"@@ -(?P<old_line>\d+)(?:,(?P<old>\d+))? \+(?P<line>\d+)(?:,(?P<new>\d+))? @@"
 FIRST_LINE = r"(?<=[-+])\d+"  # in the header of a hunk
 STRAY = "[\udc80-\udcff]"  # how a byte that is not UTF-8 is decoded
 Splice = tuple[int, int, str]  # the start and the end of a piece of a text, and its new text

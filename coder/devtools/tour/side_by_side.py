@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 
-from coder.devtools.scripted import Body, Reply, events
+from coder.devtools.scripted import Body, Reply, events, in_order
 from coder.devtools.tour.trial import (
     Trial,
     are_in_order,
@@ -42,11 +42,8 @@ class SideBySide:
         self._meeting = threading.Barrier(2)
         self._commands = Reply(calls=[("bash", {"command": command}) for command in COMMANDS])
         task = {"description": "say a word"}
-        self._steps = [
-            self._commands,
-            Reply(calls=[("task", task | {"prompt": prompt}) for prompt in self.tasks]),
-            Reply(self.end),
-        ]
+        calls = [("task", task | {"prompt": prompt}) for prompt in self.tasks]
+        self._next_step = in_order([self._commands, Reply(calls=calls), Reply(self.end)])
 
     def script(self, body: Body) -> Reply:
         asked = users_texts(body)[-1]
@@ -55,7 +52,7 @@ class SideBySide:
         if self.prompt not in users_texts(body):
             self.strange.append(asked)
             return Reply("Who are you?")
-        step = self._steps.pop(0) if len(self._steps) > 1 else self._steps[0]
+        step = self._next_step(body)
         if step is self._commands and body.get("stream"):
             return Reply(chunks=list(interleaved(step, body)))
         return step

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from coder.devtools.scripted import MODEL, Body, Reply, Script, ScriptedServer
+from coder.devtools.scripted import MODEL, Body, Reply, Script, ScriptedServer, in_order
 from coder.devtools.tour.validity import RefusedError, check_head, check_request, ids_of_calls
 from coder.history import text_of
 from coder.providers.text import plural
@@ -80,12 +80,7 @@ class Trial:
 
     def play(self, *replies: Reply) -> None:
         """Answer with these, in order; the last one again and again."""
-        left = list(replies)
-
-        def script(body: Body) -> Reply:
-            return left.pop(0) if len(left) > 1 else left[0]
-
-        self.script = script
+        self.script = in_order(replies)
 
     def hide_word(self, name: str) -> str:
         """Write a file with a new word in it; the word."""

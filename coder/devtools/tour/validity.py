@@ -36,8 +36,7 @@ def check_request(body: Body) -> None:
             function = member(tool, "function", "a tool")
             member(function, "name", "the function of a tool")
     except (TypeError, AttributeError):
-        form = "the messages or the tools do not have the form of the API"
-        raise RefusedError(form) from None
+        raise RefusedError("the messages or the tools do not have the form of the API") from None
 
 
 def member(thing: Any, name: str, what: str) -> Any:
