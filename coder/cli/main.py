@@ -55,7 +55,6 @@ AFTER_PROMPT = 0.02  # seconds: time for the prompt to be drawn before the impor
 def main(argv: Sequence[str] | None = None) -> int:
     """Set the process up and run the program; returns its exit code."""
     process.mend_streams()
-    process.hide_process()
     os.environ["PATH"] = clean_path(os.environ.get("PATH", os.defpath))  # also for libraries
     try:
         try:
@@ -80,11 +79,13 @@ def run(argv: Sequence[str]) -> int:
     try:
         check_clock()
         if argv and argv[0] in SUBCOMMANDS:
+            process.hide_process()
             enter(".")
             subcommands = needed("coder.cli.subcommands", argv[0])
             return int(getattr(subcommands, argv[0].replace("-", "_"))(argv[1:]))
         flags, words = split_at_dashes(argv)  # argparse loses words after a --
-        arguments = parser().parse_intermixed_args(flags)
+        arguments = parser().parse_intermixed_args(flags)  # --help and --version end here
+        process.hide_process()  # before the key is read, and anything is started
         arguments.prompt += words
         from coder.sources import load  # late: not for --help
 
