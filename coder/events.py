@@ -326,9 +326,7 @@ MessageEvent: TypeAlias = MessageStart | MessageEnd | TextDelta | ReasoningDelta
 ToolEvent: TypeAlias = ToolStart | ToolUpdate | ToolEnd | Nested | PermissionReplied
 Question: TypeAlias = PermissionAsked | QuestionAsked | DoomLoop  # with a `reply`
 Event: TypeAlias = RunEvent | MessageEvent | ToolEvent | Question
-
-# Pieces of a message that MessageEnd brings whole
-DELTAS = (TextDelta, ReasoningDelta, ToolCallDelta)
+DELTAS = (TextDelta, ReasoningDelta, ToolCallDelta)  # pieces of what MessageEnd brings whole
 
 
 def innermost(event: Event) -> Event:
