@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from coder.providers.text import mend_all, new_id, safe_name
@@ -247,7 +247,6 @@ def put_in_order(usable: list[Message], used_ids: Iterable[str] = ()) -> list[Me
     for index, message in enumerate(usable):
         if calls_of(message):
             answer = _with_good_calls(message, ids)
-            ids |= _call_ids([answer])
             repaired.append(answer)
             repaired += _matching_results(message, answer, _results_after(index, usable))
         elif message["role"] == "tool":
@@ -260,14 +259,14 @@ def put_in_order(usable: list[Message], used_ids: Iterable[str] = ()) -> list[Me
 
 
 def _with_good_calls(message: Message, used_ids: set[str]) -> Message:
-    """An answer whose calls servers take; the same object if they do already."""
+    """An answer whose calls servers take; the same object if they do already. Their ids are added
+    to `used_ids`."""
     calls: list[dict[str, Any]] = []
-    ids: set[str] = set()  # of the calls before, in this answer
     for call in message["tool_calls"]:
         call_id = call["id"]
-        if not call_id or call_id in used_ids or call_id in ids:
+        if not call_id or call_id in used_ids:
             call_id = new_id()
-        ids.add(call_id)
+        used_ids.add(call_id)
         calls.append(_mended_call(call, call_id))
     if calls == message["tool_calls"]:
         return message
@@ -333,17 +332,27 @@ def _is_object(arguments: Any) -> bool:
         return False
 
 
+class ReadMessages(list[Message]):
+    """A list that was read from a file, and repaired."""
+
+    # Copies of messages at its beginning, as they were then: nothing else has them
+    in_order: Sequence[Message] = ()
+
+
 class History:
     """`repair` for the list of a run, in place.
 
-    The messages at its beginning that it has repaired before are not checked again, so that a late
-    step costs little more than the first one. Whoever changes one in place makes a new History.
+    The messages at its beginning that it has repaired before, or that are still as they were read,
+    are not checked again: a late step costs little more than the first one, and a long session is
+    taken up soon. Whoever changes one in place makes a new History.
     """
 
     def __init__(self, messages: list[Message]) -> None:
         self.messages = messages
         self._repaired: list[Message] = []  # the list as the last repair has left it
-        self._ids: set[str] = set()  # of the calls in it
+        if isinstance(messages, ReadMessages):
+            self._repaired += messages.in_order
+        self._ids = _call_ids(self._repaired)
 
     def repair(self) -> None:
         # What is at the beginning as after the last repair is in order
@@ -360,5 +369,5 @@ class History:
         self._ids -= _call_ids(self._repaired[known:])
         # All others are repaired
         messages[known:] = repair(messages[known:], self._ids)
-        self._repaired[known:] = messages[known:]
+        self._repaired = messages[:]  # those that were read, too: to compare copies takes longer
         self._ids |= _call_ids(messages[known:])

@@ -12,6 +12,7 @@ from typing import Any
 from coder.types import Message, Request
 
 ROLES = {"user", "assistant", "tool", "system", "developer"}
+NESTED = (dict, list)
 
 
 class RunRequest(Request):
@@ -97,6 +98,6 @@ def copied(value: Any) -> Any:
         return value
     copy = value.copy()
     for name, item in value.items():
-        if not isinstance(item, str):  # most members are: a call for each would take long
+        if isinstance(item, NESTED):  # few members are: a call for each would take long
             copy[name] = copied(item)
     return copy
