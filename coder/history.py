@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from coder.providers.text import mend_all, new_id, safe_name
 from coder.providers.text import text_of as text_of
 from coder.providers.wire import ROLES as ROLES
+from coder.providers.wire import ReadMessages, common_prefix
 from coder.providers.wire import calls_of as calls_of
-from coder.providers.wire import common_prefix
 from coder.providers.wire import wire_messages as wire_messages
 from coder.types import Message, ToolResult, Usage
 
@@ -332,13 +332,6 @@ def _is_object(arguments: Any) -> bool:
         return False
 
 
-class ReadMessages(list[Message]):
-    """A list that was read from a file, and repaired."""
-
-    # Copies of messages at its beginning, as they were then: nothing else has them
-    in_order: Sequence[Message] = ()
-
-
 class History:
     """`repair` for the list of a run, in place.
 
@@ -351,7 +344,7 @@ class History:
         self.messages = messages
         self._repaired: list[Message] = []  # the list as the last repair has left it
         if isinstance(messages, ReadMessages):
-            self._repaired += messages.in_order
+            self._repaired += messages.copies
         self._ids = _call_ids(self._repaired)
 
     def repair(self) -> None:

@@ -25,7 +25,13 @@ from coder.providers.profiles import (
     schema_in,
 )
 from coder.providers.text import JsonObject, dictionaries, mend, mend_all, text_of
-from coder.providers.wire import common_prefix, copied, unconverted, wire_messages
+from coder.providers.wire import (
+    common_prefix,
+    copied,
+    copies_from,
+    unconverted,
+    wire_messages,
+)
 from coder.types import Message, ModelError, Reasoning, Request
 
 # Tokens; pi-agent-core's numbers, which know nothing above "high".
@@ -186,8 +192,7 @@ class RequestEncoder:
             system = join("\n\n", last.system, *_system_texts(new))
             last = Section(end, len(encoded.data), system)
             encoded.sections.append(last)
-        start = len(encoded.messages)
-        encoded.messages += copied(messages[start:])
+        encoded.messages += copies_from(len(encoded.messages), messages)
         self._encoded = {rejected: encoded}
         return encoded
 

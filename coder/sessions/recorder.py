@@ -20,9 +20,9 @@ from typing import Any
 
 from coder import events
 from coder.events import Event
-from coder.history import ReadMessages, calls_of, checked_message, now
+from coder.history import calls_of, checked_message, now
 from coder.providers.text import dictionaries, mend
-from coder.providers.wire import common_prefix, copied
+from coder.providers.wire import ReadMessages, common_prefix, copied
 from coder.sessions.database import DamageError, StoreError
 from coder.sessions.session_lock import SessionLock
 from coder.sessions.store import Row, SessionInfo, Store, dumps, to_model_messages
@@ -79,7 +79,7 @@ class Recorder:
                 self._written = [row.message for row in self._rows]
                 messages = ReadMessages(to_model_messages(store, info.id, tell, self._rows))
                 copies = [row.copy for row in self._rows]
-                messages.in_order = copies[: common_prefix(copies, messages)]
+                messages.copies = copies[: common_prefix(copies, messages)]
             self.messages = messages
         except BaseException:
             self._lock.release()
