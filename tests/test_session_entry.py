@@ -685,6 +685,12 @@ def test_what_cannot_be_opened_is_one_clear_error(
     assert "\n" not in str(raised.value)
 
 
+def test_a_wrong_sandbox_is_refused_next_to_a_programs_own_settings(tmp_path: Path) -> None:
+    own = Settings(base_url="http://127.0.0.1:9/v1", model="m")
+    with pytest.raises(CoderError, match="CODER_SANDBOX: 'maybe' has to be auto, on .* or off"):
+        Session.open(tmp_path, settings=own, sandbox="maybe")
+
+
 def test_a_session_refuses_a_model_of_ones_own(tmp_path: Path) -> None:
     class Own:
         name = "own"

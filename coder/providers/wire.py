@@ -7,7 +7,7 @@ step. So they are made of the new ones only, unless a hook or a model looks at a
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from coder.types import Message, Request
@@ -109,8 +109,16 @@ def common_prefix(old: list[Message], new: list[Message]) -> int:
     # There may be thousands, and mostly all are: lists are compared without a call for each
     if new[: len(old)] == old:
         return len(old)
-    alike = [*map(operator.eq, old, new), False]
-    return alike.index(False)
+    return count_alike(operator.eq, old, new)
+
+
+def count_alike(
+    are_alike: Callable[[Message, Message], bool],
+    old: list[Message],
+    new: list[Message],
+) -> int:
+    """How many messages at the beginning of both lists are alike."""
+    return [*map(are_alike, old, new), False].index(False)
 
 
 def copied(value: Any) -> Any:

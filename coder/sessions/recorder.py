@@ -12,6 +12,7 @@ kill costs at most the answer that was coming.
 
 from __future__ import annotations
 
+import operator
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Generator
@@ -22,7 +23,7 @@ from coder import events
 from coder.events import Event
 from coder.history import calls_of, checked_message, now
 from coder.providers.text import dictionaries, mend
-from coder.providers.wire import ReadMessages, common_prefix, copied
+from coder.providers.wire import ReadMessages, common_prefix, copied, count_alike
 from coder.sessions.database import DamageError, StoreError
 from coder.sessions.session_lock import SessionLock
 from coder.sessions.store import Row, SessionInfo, Store, dumps, to_model_messages
@@ -150,7 +151,7 @@ class Recorder:
         # Nothing to do: the list has the same messages, none changed in place, and no event waits
         known = self._count_known()
         is_same = len(rows) == len(self.messages) == known
-        if is_same and not self._waiting and all(row.copy == row.message for row in rows):
+        if is_same and not self._waiting and [row.copy for row in rows] == self._written:
             self._rows = rows
             return
 
@@ -176,8 +177,7 @@ class Recorder:
         has_last = last < len(self.messages) and self.messages[last] is written[last]
         if has_last and self._is_in_run():
             return len(written)
-        same = [old is new for old, new in zip(written, self.messages)]
-        return [*same, False].index(False)
+        return count_alike(operator.is_, written, self.messages)
 
     def _is_in_run(self) -> bool:
         """Does a run go on that has not shortened the list?"""

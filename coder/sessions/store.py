@@ -344,7 +344,8 @@ def loaded_all(texts: list[Any]) -> list[Any]:
     then read and compared faster."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         # No text of JSON goes on after the end of a line
-        values: list[Any] = json.loads("[" + ",\n".join(texts) + "]")
+        lines = ",\n".join(texts)
+        values: list[Any] = json.loads(f"[{lines}]")
         is_deep = any(text.count("[") + text.count("{") > DEEPEST for text in texts)
         if len(values) == len(texts) and not is_deep:
             return values
