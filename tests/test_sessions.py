@@ -736,6 +736,21 @@ def test_what_is_changed_in_a_session_before_its_first_run_is_sent_repaired_and_
     assert to_model_messages(store, session_id) == recorder.messages
 
 
+def test_a_message_of_an_older_session_that_is_changed_and_changed_back_is_sent_as_it_is(
+    tmp_path: Path,
+) -> None:
+    with (
+        serve(Reply("ok"), Reply("ok")) as server,
+        SessionStore(tmp_path / "sessions.db") as store,
+    ):
+        session = store.open(kept(store, said("go"), said("Well.", "assistant")))
+        agent = Agent(ChatModel("m", base_url=server.url), session=session)
+        for text in ("changed", "go"):
+            session.messages[0]["content"] = text
+            agent.run("And now?")
+            assert contents(server.requests[-1]["messages"])[0] == text
+
+
 # ---- what a kill leaves ------------------------------------------------------------------------
 
 WORKER = """
