@@ -253,8 +253,8 @@ def _convert_rounds(
         role = message["role"]
         if role in SYSTEM:
             continue  # all in one, at the beginning
-        if images and role != "tool":
-            made.append(_message_with(images))
+        if role != "tool":
+            made += _shown_by_user(images)
             images = []
         match role:
             case "assistant":
@@ -267,14 +267,16 @@ def _convert_rounds(
                 images += _images_of(message)
             case _:
                 made.append(message)
-    if images:
-        made.append(_message_with(images))
+    made += _shown_by_user(images)
     return _strict_turns(made) if profile.strict_turns else made
 
 
-def _message_with(images: list[Any]) -> Message:
+def _shown_by_user(images: list[Any]) -> list[Message]:
+    """A user message with the images, if there are any."""
+    if not images:
+        return []
     text = {"type": "text", "text": "Images from the tool results above:"}
-    return {"role": "user", "content": [text, *images]}
+    return [{"role": "user", "content": [text, *images]}]
 
 
 def _called_tools(answer: Message) -> dict[str, str]:
