@@ -17,8 +17,8 @@ from typing import Any
 from coder.providers.text import mend_all, new_id, safe_name
 from coder.providers.text import text_of as text_of
 from coder.providers.wire import ROLES as ROLES
+from coder.providers.wire import ReadMessages, common_prefix
 from coder.providers.wire import calls_of as calls_of
-from coder.providers.wire import common_prefix
 from coder.providers.wire import wire_messages as wire_messages
 from coder.types import Message, ToolResult, Usage
 
@@ -247,7 +247,6 @@ def put_in_order(usable: list[Message], used_ids: Iterable[str] = ()) -> list[Me
     for index, message in enumerate(usable):
         if calls_of(message):
             answer = _with_good_calls(message, ids)
-            ids |= _call_ids([answer])
             repaired.append(answer)
             repaired += _matching_results(message, answer, _results_after(index, usable))
         elif message["role"] == "tool":
@@ -260,14 +259,14 @@ def put_in_order(usable: list[Message], used_ids: Iterable[str] = ()) -> list[Me
 
 
 def _with_good_calls(message: Message, used_ids: set[str]) -> Message:
-    """An answer whose calls servers take; the same object if they do already."""
+    """An answer whose calls servers take; the same object if they do already. Their ids are added
+    to `used_ids`."""
     calls: list[dict[str, Any]] = []
-    ids: set[str] = set()  # of the calls before, in this answer
     for call in message["tool_calls"]:
         call_id = call["id"]
-        if not call_id or call_id in used_ids or call_id in ids:
+        if not call_id or call_id in used_ids:
             call_id = new_id()
-        ids.add(call_id)
+        used_ids.add(call_id)
         calls.append(_mended_call(call, call_id))
     if calls == message["tool_calls"]:
         return message
@@ -336,14 +335,17 @@ def _is_object(arguments: Any) -> bool:
 class History:
     """`repair` for the list of a run, in place.
 
-    The messages at its beginning that it has repaired before are not checked again, so that a late
-    step costs little more than the first one. Whoever changes one in place makes a new History.
+    The messages at its beginning that it has repaired before, or that are still as they were read,
+    are not checked again: a late step costs little more than the first one, and a long session is
+    taken up soon. Whoever changes one in place makes a new History.
     """
 
     def __init__(self, messages: list[Message]) -> None:
         self.messages = messages
         self._repaired: list[Message] = []  # the list as the last repair has left it
-        self._ids: set[str] = set()  # of the calls in it
+        if isinstance(messages, ReadMessages):
+            self._repaired += messages.copies
+        self._ids = _call_ids(self._repaired)
 
     def repair(self) -> None:
         # What is at the beginning as after the last repair is in order
@@ -360,5 +362,5 @@ class History:
         self._ids -= _call_ids(self._repaired[known:])
         # All others are repaired
         messages[known:] = repair(messages[known:], self._ids)
-        self._repaired[known:] = messages[known:]
+        self._repaired = messages[:]  # those that were read, too: to compare copies takes longer
         self._ids |= _call_ids(messages[known:])

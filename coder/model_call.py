@@ -160,16 +160,15 @@ def make_request(run: Run) -> Events[Request]:
     if converted is not run.messages:
         converted = repair(converted)
 
-    request = RunRequest(
-        messages=[],
+    request = RunRequest.of(
+        converted.copy(),
+        run.model.name,
         tools=run.tools.schemas,
         system=run.system,
         api_key=(yield from resolve(run.hooks.get_api_key())),
         reasoning=run.reasoning,
         session_id=run.tools.session_id,
     )
-    request.source = converted[:]
-    request.model = run.model.name
     yield from resolve(run.hooks.before_llm_call(request))
 
     # A hook may have taken tools out, and added some

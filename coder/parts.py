@@ -34,6 +34,7 @@ from coder.settings import (
     data_folder,
     needed,
     optional,
+    value_of,
 )
 from coder.sources import load
 from coder.tools import built_in
@@ -168,7 +169,8 @@ def settings_of(
     if isinstance(given, Settings):
         found = copy.copy(given)
         found.model = name or found.model
-        found.sandbox = sandbox or found.sandbox
+        if sandbox:
+            found.sandbox = value_of("CODER_SANDBOX", sandbox)
         return found
     texts = dict(given or {})
     unknown = texts.keys() - SETTINGS.keys()

@@ -18,7 +18,7 @@ from coder.events import Event, Notice
 from coder.hooks import Hooks
 from coder.loop import run_loop
 from coder.providers.profiles import TABLE, profile_of
-from coder.providers.request import REASONING_BUDGETS
+from coder.providers.request import REASONING_BUDGETS, RequestEncoder
 from coder.providers.text import host_of
 from coder.toolset import Toolset
 from coder.types import Message, ModelError, Request, RunResult
@@ -654,6 +654,34 @@ def step(number: int) -> Reply:
         ("say", {"text": f"{number} of 4"}),
     ]
     return Reply("On it." if number % 2 else "", calls, f"think {number}")
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [{}, EVERYTHING],
+    ids=["", "all"],
+)
+def test_a_long_list_is_sent_in_one_go_as_it_is_step_by_step(profile: dict[str, Any]) -> None:
+    """Also after a message far back was changed."""
+
+    def encoder() -> RequestEncoder:
+        return ChatModel("m", base_url=ANY, api_key="k", profile=profile).encoder
+
+    history = [said("go"), said("Be brief.", "system")]
+    by_steps = encoder()
+    for number in range(120):
+        name = f"call-{number}"
+        history += [calling(call(name)), result(name, [words("x"), picture(name)])]
+        if number % 5 == 0:
+            history += [said("Faster.", "system"), said("and?"), said("Well?")]
+        grown = by_steps.encode(Request(history))
+    in_one_go = encoder()
+    assert in_one_go.encode(Request(history)) == grown
+    history[70] = history[70] | {"content": "changed"}
+    changed = encoder().encode(Request(history))
+    assert changed != grown
+    assert in_one_go.encode(Request(history)) == changed
+    assert by_steps.encode(Request(history)) == changed
 
 
 @pytest.mark.parametrize(

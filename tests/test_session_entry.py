@@ -37,6 +37,7 @@ from coder import (
 )
 from coder.asynchronous import QUEUED
 from coder.events import innermost
+from coder.settings import Settings
 from tests.harness import all_of, commands, contents, drive, results, roles, sent, serve
 from tests.terminal import until
 
@@ -683,6 +684,12 @@ def test_what_cannot_be_opened_is_one_clear_error(
     with pytest.raises(CoderError, match=message) as raised:
         Session.open(folder, **{"model": "m", "settings": settings} | options)
     assert "\n" not in str(raised.value)
+
+
+def test_a_wrong_sandbox_is_refused_next_to_a_programs_own_settings(tmp_path: Path) -> None:
+    own = Settings(base_url="http://127.0.0.1:9/v1", model="m")
+    with pytest.raises(CoderError, match=r"CODER_SANDBOX: 'maybe' has to be auto, on .* or off"):
+        Session.open(tmp_path, settings=own, sandbox="maybe")
 
 
 def test_a_session_refuses_a_model_of_ones_own(tmp_path: Path) -> None:

@@ -690,6 +690,65 @@ def test_open_calls_are_answered_in_front_of_the_next_message_and_have_an_end(st
         assert_all_valid(server)
     assert to_model_messages(store, session_id) == recorder.messages
     assert len(recorder.messages) == 8
+    # The first call of the second answer has another id now, which no part has
+    assert states(store, session_id) == ["completed", "pending", "failed"]
+
+
+def call_of(messages: list[Message]) -> dict[str, Any]:
+    [call] = messages[1]["tool_calls"]
+    return call
+
+
+CHANGES: dict[str, Callable[[list[Message]], Any]] = {
+    "a text": lambda messages: messages[0].update(content="gone"),
+    "arguments that are no JSON": lambda messages: call_of(messages)["function"].update(
+        arguments='{"a": 1'
+    ),
+    "a name that no server takes": lambda messages: call_of(messages)["function"].update(name="?"),
+    "a call without an id": lambda messages: call_of(messages).update(id=""),
+    "a result without a text": lambda messages: messages[2].update(content=""),
+    "a result that is gone": lambda messages: messages.pop(2),
+    "an answer that is gone": lambda messages: messages.pop(1),
+    "a result that comes too late": lambda messages: messages.insert(3, messages.pop(2)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_is_changed_in_a_session_before_its_first_run_is_sent_repaired_and_kept(
+    store: Store, change: Callable[[list[Message]], Any]
+) -> None:
+    session_id = kept(
+        store,
+        said("go"),
+        calling("a", arguments='{"a": 1, "b": 2}'),
+        result("a", "3"),
+        said("It is 3.", "assistant"),
+    )
+    with serve(Reply("ok")) as server, opened(store, session_id) as recorder:
+        unchanged = wire_messages(recorder.messages)
+        change(recorder.messages)
+        ask(server, "And now?", messages=recorder.messages, each=recorder)
+        assert_all_valid(server)
+        sent = server.requests[0]["messages"]
+        assert sent == wire_messages(recorder.messages[:-1])
+        assert sent[:-1] != unchanged
+        assert recorder.messages == repair(recorder.messages)
+    assert to_model_messages(store, session_id) == recorder.messages
+
+
+def test_a_message_of_an_older_session_that_is_changed_and_changed_back_is_sent_as_it_is(
+    tmp_path: Path,
+) -> None:
+    with (
+        serve(Reply("ok"), Reply("ok")) as server,
+        SessionStore(tmp_path / "sessions.db") as store,
+    ):
+        session = store.open(kept(store, said("go"), said("Well.", "assistant")))
+        agent = Agent(ChatModel("m", base_url=server.url), session=session)
+        for text in ("changed", "go"):
+            session.messages[0]["content"] = text
+            agent.run("And now?")
+            assert contents(server.requests[-1]["messages"])[0] == text
 
 
 # ---- what a kill leaves ------------------------------------------------------------------------

@@ -25,13 +25,20 @@ from coder.providers.profiles import (
     schema_in,
 )
 from coder.providers.text import JsonObject, dictionaries, mend, mend_all, text_of
-from coder.providers.wire import common_prefix, copied, unconverted, wire_messages
+from coder.providers.wire import (
+    common_prefix,
+    copied,
+    copies_from,
+    unconverted,
+    wire_messages,
+)
 from coder.types import Message, ModelError, Reasoning, Request
 
 # Tokens; pi-agent-core's numbers, which know nothing above "high".
 REASONING_BUDGETS: dict[str, int] = dict(minimal=128, low=512, medium=1024, high=2048, xhigh=2048)
 NEEDED = {"model", "tools", "stream"}  # always sent
 SYSTEM = {"system", "developer"}
+SECTION = 50  # rounds; to encode each on its own would take longer
 CALL = {"id", "type", "function"}
 JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 NUL = b"\\u0000"
@@ -42,10 +49,11 @@ BETWEEN: Message = {"role": "assistant", "content": "Understood."}  # a result a
 
 
 @dataclass
-class Round:
-    """An answer and all that follows until the next one: nothing in a round depends on another.
+class Section:
+    """Some rounds, which were encoded together.
 
-    Its fields are sums from the first message of the list to its own end.
+    A round is an answer and all that follows until the next one: nothing in it depends on another.
+    The fields are sums from the first message of the list to the end of the section.
     """
 
     end: int  # messages
@@ -53,7 +61,7 @@ class Round:
     system: str  # the texts of the system messages
 
 
-NOTHING = Round(0, 0, "")
+NOTHING = Section(0, 0, "")
 
 
 @dataclass
@@ -62,15 +70,15 @@ class Encoded:
 
     messages: list[Message] = field(default_factory=list)
     data: bytearray = field(default_factory=bytearray)
-    rounds: list[Round] = field(default_factory=lambda: [NOTHING])
+    sections: list[Section] = field(default_factory=lambda: [NOTHING])
 
     def drop_after(self, unchanged: int) -> None:
-        """Keep the rounds within so many messages, without the last one, which may go on."""
-        while self.rounds[-1].end > unchanged:
-            self.rounds.pop()
-        if len(self.rounds) > 1:
-            self.rounds.pop()
-        last = self.rounds[-1]
+        """Keep the sections within so many messages, without the last one, which may go on."""
+        while self.sections[-1].end > unchanged:
+            self.sections.pop()
+        if len(self.sections) > 1:
+            self.sections.pop()
+        last = self.sections[-1]
         del self.messages[last.end :]
         del self.data[last.size :]
 
@@ -114,7 +122,7 @@ class RequestEncoder:
         schema = schema_in(request.options)
         if schema and "response_format" in rejected:
             form = IN_THIS_FORM + to_json(schema).decode()
-        system = mend(join("\n\n", request.system, form, encoded.rounds[-1].system))
+        system = mend(join("\n\n", request.system, form, encoded.sections[-1].system))
         if not system:
             return b'%s,"messages":[%s]}' % (beginning, encoded.data[1:])  # without a comma first
         first = to_json({"role": "system", "content": system})
@@ -172,30 +180,31 @@ class RequestEncoder:
         # What is common
         encoded = self._encoded.pop(rejected, None) or Encoded()
         encoded.drop_after(common_prefix(encoded.messages, messages))
-        last = encoded.rounds[-1]
+        last = encoded.sections[-1]
 
-        # The rounds after it
+        # What comes after it
         unwanted = (EXTRA_MEMBERS - set(self.profile.echoed)) | rejected
-        for first, end in pairwise(_starts_of_rounds(messages, last.end)):
+        for first, end in pairwise(_starts_of_sections(messages, last.end)):
             new = wire_messages(messages[first:end], self.model)
-            converted = _convert_round(new, self.profile, unwanted)
+            converted = _convert_rounds(new, self.profile, unwanted)
             if converted:
                 encoded.data += b"," + to_json(converted)[1:-1]  # without its brackets
             system = join("\n\n", last.system, *_system_texts(new))
-            last = Round(end, len(encoded.data), system)
-            encoded.rounds.append(last)
-        start = len(encoded.messages)
-        encoded.messages += copied(messages[start:])
+            last = Section(end, len(encoded.data), system)
+            encoded.sections.append(last)
+        encoded.messages += copies_from(len(encoded.messages), messages)
         self._encoded = {rejected: encoded}
         return encoded
 
 
-def _starts_of_rounds(messages: list[Message], start: int) -> list[int]:
-    """Where rounds begin from `start` on, and where the last one ends."""
+def _starts_of_sections(messages: list[Message], start: int) -> list[int]:
+    """Where sections begin from `start` on, and where the last one ends, which is one round: it is
+    encoded again if it goes on."""
     later = range(start + 1, len(messages))
     answers = [index for index in later if messages[index]["role"] == "assistant"]
     first = [start] if start < len(messages) else []
-    return [*first, *answers, len(messages)]
+    rounds = [*first, *answers, len(messages)]
+    return rounds[:-2:SECTION] + rounds[-2:]
 
 
 def _system_texts(messages: list[Message]) -> list[str]:
@@ -230,18 +239,24 @@ def _fill(value: Any, words: Mapping[str, Any]) -> Any:
 # ---- messages ------------------------------------------------------------------------------------
 
 
-def _convert_round(
+def _convert_rounds(
     messages: list[Message],
     profile: Profile,
     unwanted: frozenset[str],
 ) -> list[Message]:
-    """One round as the server takes it, the images of its results in a user message after them."""
+    """Whole rounds as the server takes them, the images of results in a user message after
+    them."""
     made: list[Message] = []
-    images: list[Any] = []
-    after_results = 0  # an index in `made`
+    images: list[Any] = []  # of the newest results
     tools: dict[str, str] = {}  # by call id
     for message in messages:
-        match message["role"]:
+        role = message["role"]
+        if role in SYSTEM:
+            continue  # all in one, at the beginning
+        if role != "tool":
+            made += _shown_by_user(images)
+            images = []
+        match role:
             case "assistant":
                 if profile.tool_name:
                     tools = _called_tools(message)
@@ -250,16 +265,18 @@ def _convert_round(
                 tool = tools.get(message["tool_call_id"], "")
                 made.append(_convert_result(message, tool, profile))
                 images += _images_of(message)
-                after_results = len(made)
-            case "system" | "developer":
-                pass  # all in one, at the beginning
             case _:
                 made.append(message)
-    if images:
-        text = {"type": "text", "text": "Images from the tool results above:"}
-        with_images = {"role": "user", "content": [text, *images]}
-        made.insert(after_results, with_images)
+    made += _shown_by_user(images)
     return _strict_turns(made) if profile.strict_turns else made
+
+
+def _shown_by_user(images: list[Any]) -> list[Message]:
+    """A user message with the images, if there are any."""
+    if not images:
+        return []
+    text = {"type": "text", "text": "Images from the tool results above:"}
+    return [{"role": "user", "content": [text, *images]}]
 
 
 def _called_tools(answer: Message) -> dict[str, str]:

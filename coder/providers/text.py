@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import SplitResult, urlsplit, urlunsplit
@@ -66,6 +67,7 @@ def text_of(message: Message) -> str:
 NO_NAME = "unknown"  # of a call that came without one
 
 
+@lru_cache(100)
 def safe_name(name: str) -> str:
     """A tool name that every server takes back in the history."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64] or NO_NAME

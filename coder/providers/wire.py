@@ -7,11 +7,13 @@ ones are converted, unless a hook or a model looks at the messages of a request.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from coder.types import Message, Request
 
 ROLES = {"user", "assistant", "tool", "system", "developer"}
+NESTED = (dict, list)
 
 
 class RunRequest(Request):
@@ -23,6 +25,13 @@ class RunRequest(Request):
     source: list[Message] | None = None
     model = ""  # its name, for `wire_messages`
 
+    @classmethod
+    def of(cls, source: list[Message], model: str, **fields: Any) -> RunRequest:
+        made = cls(messages=[], **fields)
+        made.source = source
+        made.model = model
+        return made
+
     @property
     def messages(self) -> list[Message]:
         if self.source is not None:
@@ -33,6 +42,21 @@ class RunRequest(Request):
     def messages(self, messages: list[Message]) -> None:
         self._messages = messages
         self.source = None
+
+
+class ReadMessages(list[Message]):
+    """The list of a session that was read, in order (history.repair).
+
+    `copies`: of the messages at its beginning, as they were read. Nobody changes them, so one that
+    is equal to its copy is in order still, and need not be copied again.
+    """
+
+    copies: Sequence[Message] = ()
+
+    def copy(self) -> ReadMessages:
+        made = ReadMessages(self)
+        made.copies = self.copies
+        return made
 
 
 def unconverted(request: Request) -> list[Message]:
@@ -85,8 +109,16 @@ def common_prefix(old: list[Message], new: list[Message]) -> int:
     # There may be thousands, and mostly all are: lists are compared without a call for each
     if new[: len(old)] == old:
         return len(old)
-    alike = [*map(operator.eq, old, new), False]
-    return alike.index(False)
+    return count_alike(operator.eq, old, new)
+
+
+def count_alike(
+    are_alike: Callable[[Message, Message], bool],
+    old: list[Message],
+    new: list[Message],
+) -> int:
+    """How many messages at the beginning of both lists are alike."""
+    return [*map(are_alike, old, new), False].index(False)
 
 
 def copied(value: Any) -> Any:
@@ -97,6 +129,18 @@ def copied(value: Any) -> Any:
         return value
     copy = value.copy()
     for name, item in value.items():
-        if not isinstance(item, str):  # most members are: a call for each would take long
+        if isinstance(item, NESTED):  # few members are: a call for each would take long
             copy[name] = copied(item)
     return copy
+
+
+def copies_from(start: int, messages: list[Message]) -> list[Message]:
+    """Copies of the messages from `start` on; those that were made when they were read, if they
+    are still the same."""
+    made: list[Message] = []
+    if isinstance(messages, ReadMessages):
+        made += messages.copies[start:]
+    new = messages[start:]
+    same = common_prefix(made, new)
+    made[same:] = copied(new[same:])
+    return made

@@ -12,6 +12,7 @@ kill costs at most the answer that was coming.
 
 from __future__ import annotations
 
+import operator
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Generator
@@ -22,7 +23,7 @@ from coder import events
 from coder.events import Event
 from coder.history import calls_of, checked_message, now
 from coder.providers.text import dictionaries, mend
-from coder.providers.wire import copied
+from coder.providers.wire import ReadMessages, common_prefix, copied, count_alike
 from coder.sessions.database import DamageError, StoreError
 from coder.sessions.session_lock import SessionLock
 from coder.sessions.store import Row, SessionInfo, Store, dumps, to_model_messages
@@ -71,13 +72,15 @@ class Recorder:
         self._written: list[Message] = []  # the messages of the rows, the same objects
         self._generation = 0  # of the file that was read: the store may begin a new one
         self._waiting: list[Event] = []  # for the next transaction
-        self._calls: dict[str, int] = {}  # the newest part of each call id
+        self._calls: dict[str, int] = {}  # by call id: the newest part, as far as it was needed
         self._lock = SessionLock(store.path, info.id)
         try:
             if messages is None:
                 self._rows = self._read_rows()
                 self._written = [row.message for row in self._rows]
-                messages = to_model_messages(store, info.id, tell, self._rows)
+                messages = ReadMessages(to_model_messages(store, info.id, tell, self._rows))
+                copies = [row.copy for row in self._rows]
+                messages.copies = copies[: common_prefix(copies, messages)]
             self.messages = messages
         except BaseException:
             self._lock.release()
@@ -148,7 +151,7 @@ class Recorder:
         # Nothing to do: the list has the same messages, none changed in place, and no event waits
         known = self._count_known()
         is_same = len(rows) == len(self.messages) == known
-        if is_same and not self._waiting and all(row.copy == row.message for row in rows):
+        if is_same and not self._waiting and [row.copy for row in rows] == self._written:
             self._rows = rows
             return
 
@@ -174,8 +177,7 @@ class Recorder:
         has_last = last < len(self.messages) and self.messages[last] is written[last]
         if has_last and self._is_in_run():
             return len(written)
-        same = [old is new for old, new in zip(written, self.messages)]
-        return [*same, False].index(False)
+        return count_alike(operator.is_, written, self.messages)
 
     def _is_in_run(self) -> bool:
         """Does a run go on that has not shortened the list?"""
@@ -196,11 +198,8 @@ class Recorder:
 
     def _read_rows(self) -> list[Row]:
         self._generation = self.store.generation  # first: reading may bring a new file
-        rows = self.store.rows_sent(self.session_id)
-        query = "SELECT call_id, id FROM part WHERE session = ? AND type = 'tool' ORDER BY id"
-        parts = self.store.rows(query, self.session_id)
-        self._calls = {call_id: part for call_id, part in parts}
-        return rows
+        self._calls = {}  # they may be of another file
+        return self.store.rows_sent(self.session_id)
 
     def _match(self, rows: list[Row]) -> list[Row]:
         """Rows of the file; one with the text of a message of the list gets this message."""
@@ -238,7 +237,7 @@ class Recorder:
                 self._update_call(db, event.id, state="running", title=title, start=now())
             case events.Nested(session_id=child) if child:
                 # Its session, which `to_model_messages` names if a kill interrupts the call
-                part = self._calls.get(mend(event.call_id), 0)
+                part = self._part_of(db, event.call_id)
                 update = "UPDATE part SET data = json_set(data, '$.task_id', ?) WHERE id = ?"
                 db.execute(update, (child, part))
             case events.ToolEnd():
@@ -348,7 +347,15 @@ class Recorder:
             self._insert(db, "todo", position=position, text=text, status=status)
 
     def _update_call(self, db: sqlite3.Connection, call_id: str, **columns: Any) -> None:
-        _update(db, "part", self._calls.get(mend(call_id), 0), **columns)
+        _update(db, "part", self._part_of(db, call_id), **columns)
+
+    def _part_of(self, db: sqlite3.Connection, call_id: str) -> int:
+        """The newest part of a call; 0 if it has none."""
+        known = mend(call_id)
+        if known not in self._calls:  # it was made before the session was read
+            newest = "SELECT coalesce(max(id), 0) FROM part WHERE session = ? AND call_id = ?"
+            [self._calls[known]] = db.execute(newest, (self.session_id, known)).fetchone()
+        return self._calls[known]
 
     def _insert(self, db: sqlite3.Connection, table: str, **columns: Any) -> int:
         names = ", ".join(("session", *columns))

@@ -49,8 +49,8 @@ INFO = f"""SELECT {", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind 
   (SELECT CAST(data AS TEXT) FROM message WHERE session = session.id
    ORDER BY position LIMIT 1) AS first
   FROM session """
-ACTIVE = """SELECT id, role, CAST(data AS TEXT) AS data FROM message
-  WHERE session = ? AND active = 1"""
+DATA = "CAST(data AS TEXT) AS data"
+ACTIVE = "FROM message WHERE session = ? AND active = 1"
 # What is searched, to be followed by a condition. Two queries, since the newest messages end the
 # first one early
 TEXTS = (

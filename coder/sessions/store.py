@@ -28,6 +28,7 @@ from coder.sessions.schema import (
     APPLICATION,
     COLUMNS,
     COMPLETION,
+    DATA,
     INFO,
     LISTED,
     NAMES,
@@ -183,7 +184,8 @@ class Store(Database):
         each."""
         condition = "AND role IN ('user', 'assistant') ORDER BY position DESC"
         texts: dict[str, str] = {}
-        for row in self.rows(f"{ACTIVE} {condition} LIMIT {MAX_ENDING}", session_id):
+        query = f"SELECT role, {DATA} {ACTIVE} {condition} LIMIT {MAX_ENDING}"
+        for row in self.rows(query, session_id):
             text = _first_words(row["data"])
             if text:
                 texts.setdefault(row["role"], text)
@@ -225,14 +227,15 @@ class Store(Database):
 
     def rows_sent(self, session_id: str) -> list[Row]:
         """The active rows of a session; the message of one that cannot be used is empty."""
-        found = self.rows(f"{ACTIVE} ORDER BY position", session_id)
+        found = self.rows(f"SELECT id, {DATA} {ACTIVE} ORDER BY position", session_id)
+        values = loaded_all([text for _, text in found])
         rows = []
-        for row, value in zip(found, loaded_all([row["data"] for row in found])):
+        for (row_id, _), value in zip(found, values):
             message = checked_message(value)
             if message:
-                rows.append(Row(row["id"], message, copied(value)))
+                rows.append(Row(row_id, message, copied(value)))
             else:
-                rows.append(Row(row["id"], {}, {}))
+                rows.append(Row(row_id, {}, {}))
         return rows
 
     def _infos(self, condition: str, *values: Any) -> list[SessionInfo]:
@@ -277,23 +280,24 @@ def to_model_messages(
     if rows is None:
         rows = store.rows_sent(session_id)
     messages = [row.message for row in rows if row.message]
-    lost = _count_lost(rows, messages)
-    if lost:
-        tell(f"Left out of the session, since it cannot be used: {lost} of {len(rows)} messages.")
+    lost = len(rows) - len(messages)
+    results: list[Message] = []
     answers = [row.id for row in rows if row.message.get("role") == "assistant"]
     if answers:
-        messages += _interrupted_results(store, answers[-1])
-    return put_in_order(messages)
+        results = _interrupted_results(store, answers[-1])
+    in_order = put_in_order(messages + results)
+    if in_order != messages:
+        lost += _count_lost_results(messages)
+    if lost:
+        tell(f"Left out of the session, since it cannot be used: {lost} of {len(rows)} messages.")
+    return in_order
 
 
-def _count_lost(rows: Sequence[Row], messages: list[Message]) -> int:
-    """Rows that hold no message, and results without a call."""
+def _count_lost_results(messages: list[Message]) -> int:
+    """Results without a call."""
     calls = {call["id"] for message in messages for call in calls_of(message)}
-    lost = len(rows) - len(messages)
-    for message in messages:
-        if message["role"] == "tool" and message.get("tool_call_id") not in calls:
-            lost += 1
-    return lost
+    results = [message.get("tool_call_id") for message in messages if message["role"] == "tool"]
+    return len([call_id for call_id in results if call_id not in calls])
 
 
 def _interrupted_results(store: Store, answer: int) -> list[Message]:
@@ -340,7 +344,8 @@ def loaded_all(texts: list[Any]) -> list[Any]:
     then read and compared faster."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         # No text of JSON goes on after the end of a line
-        values: list[Any] = json.loads("[" + ",\n".join(texts) + "]")
+        lines = ",\n".join(texts)
+        values: list[Any] = json.loads(f"[{lines}]")
         is_deep = any(text.count("[") + text.count("{") > DEEPEST for text in texts)
         if len(values) == len(texts) and not is_deep:
             return values
