@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -1260,7 +1261,9 @@ def test_tracked_files_are_read_from_git(desk: Desk, inner: str) -> None:
         sh("echo 2 > b; rm -r d; chmod +x x.sh"),
     )
     with database(here) as db:
-        assert db.execute("SELECT count(*) FROM blob").fetchone() == (2,), "what the run wrote"
+        assert db.execute("SELECT count(*) FROM pack, json_each(places)").fetchone() == (2,), (
+            "what the run wrote"
+        )
     git(desk.folder, "gc", "-q", "--prune=now")
     here.again("mine")
     assert "-" + names[0] + " one\n+" + names[0] + " two\n" in here.snapshots.diff()
@@ -1280,13 +1283,17 @@ def settle() -> None:
 
 @contextlib.contextmanager
 def opened_in(folder: Path) -> Iterator[list[str]]:
-    """The files below this folder that this process opens, by their names in it."""
+    """The files that this process opens below this folder, by their names in it, or in an opened
+    folder."""
     names: list[str] = []
     ended = False
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if not ended and event == "open" and str(arguments[0]).startswith(f"{folder}/"):
-            names.append(os.path.relpath(arguments[0], folder))
+        if ended or event != "open":
+            return
+        name = str(arguments[0]).removeprefix(f"{folder}/")
+        if not os.path.isabs(name):
+            names.append(name)
 
     sys.addaudithook(audit)
     try:
@@ -1469,7 +1476,7 @@ def test_the_first_look_goes_on_as_long_as_no_tool_waits_for_it(tmp_path: Path) 
 def seen_states(desk: Desk) -> int:
     """How many files the first look has read, as it has written down."""
     with contextlib.suppress(sqlite3.OperationalError), database(desk) as db:
-        [count] = db.execute("SELECT count(*) FROM file").fetchone()
+        [count] = db.execute("SELECT count(*) FROM seen").fetchone()
         return int(count)
     return 0
 
@@ -1655,6 +1662,28 @@ def test_a_run_that_an_older_version_has_written_can_be_undone(desk: Desk) -> No
     assert desk.text("a") == "1"
 
 
+def test_contents_that_an_older_version_has_kept_can_be_brought_back(desk: Desk) -> None:
+    """It kept each by itself."""
+    desk.put({"a": "1"})
+    desk.again("mine")
+    desk.run(sh("echo 2 > a"))
+    desk.snapshots.close()
+    with database(desk) as db:
+        db.execute("CREATE TABLE blob (id TEXT PRIMARY KEY, used INTEGER, data BLOB)")
+        for used, places, data in db.execute("SELECT used, places, data FROM pack").fetchall():
+            contents = zlib.decompress(data)
+            for blob, (start, end) in json.loads(places).items():
+                kept = (blob, used, zlib.compress(contents[start:end]))
+                db.execute("INSERT INTO blob VALUES (?, ?, ?)", kept)
+        db.execute("DROP TABLE pack")
+        db.execute("PRAGMA user_version = 1")
+    desk.again("mine")
+    assert done(desk.undo()) == ["a"]
+    assert desk.text("a") == "1"
+    assert done(desk.redo()) == ["a"]
+    assert desk.text("a") == "2\n"
+
+
 def test_what_changes_while_it_is_read_is_lost(files: WorkspaceFiles) -> None:
     """What was read may be what the tool has written."""
     files.first_look.survey()
@@ -1769,7 +1798,7 @@ def test_what_is_not_needed_any_more_is_removed(desk: Desk) -> None:
     [file] = desk.data.glob("snapshots/*.db")
     other = file.with_name("other.db")
     with database(desk) as db:
-        db.execute("UPDATE blob SET used = used - 86400 * 31")
+        db.execute("UPDATE pack SET used = used - 86400 * 31")
     other.touch()
     for path in (other, file):
         os.utime(path, (1, 1))

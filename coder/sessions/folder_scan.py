@@ -108,7 +108,7 @@ class FolderScan:
     def _level_below(self, level: Level, found: Level) -> Level:
         """What is in the folders of a level; those that could be listed are `found`."""
         below = Level()
-        for folder in level.folders - self._left_out:
+        for folder in sorted(level.folders - self._left_out):
             if self._list(folder, below):
                 found.folders.add(folder)
         return below

@@ -117,7 +117,7 @@ class Restore:
             return found
         with self.known.lock:
             paths = set(self.known.read)
-        paths |= self.reader.store.saved_states(self.reader.store.in_git).keys()
+        paths.update(*self.reader.store.saved_states().values())
         for path in sorted(paths - goals.keys()):
             info = info_at(self.reader.root, path)
             if info and link_of(info) in inodes:
