@@ -1289,9 +1289,9 @@ def opened_in(folder: Path) -> Iterator[list[str]]:
     ended = False
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if ended or event != "open":
+        if ended or event != "open" or not isinstance(arguments[0], str):
             return
-        name = str(arguments[0]).removeprefix(f"{folder}/")
+        name = arguments[0].removeprefix(f"{folder}/")
         if not os.path.isabs(name):
             names.append(name)
 

@@ -64,6 +64,8 @@ class FirstLook:
     def run(self) -> None:
         """All of it. Raises StoreError, OSError."""
         self.survey()
+        if len(self.known.unread) <= BATCH:
+            self.read_rest()  # a tool waits for these
         self.check()
         self.read_rest()
 
@@ -84,9 +86,11 @@ class FirstLook:
         for folder in index.folders:
             self.watch.add(folder)
         index.begin_compare()
-        self.scan.tracked = index.folders
+        self.scan.watched = index.folders
+        self.scan.passed_over = index.compared
         found = self.scan.below([""])
-        self.scan.tracked = {}
+        self.scan.watched = ()
+        self.scan.passed_over = ()
         in_git = index.compare(found)
         # What is in the places of files that git has no more
         places: Collection[str] = index.changed
@@ -116,6 +120,7 @@ class FirstLook:
     def check(self) -> None:
         """Find which files git has in another form, or not with the permissions that they have."""
         if self.known.in_git:
+            self.index.begin_search()
             try:
                 converted = self.index.find_converted()
                 self.known.inodes = self.index.inodes | self.known.inodes

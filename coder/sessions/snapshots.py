@@ -41,7 +41,7 @@ from coder.types import Message
 
 ERRORS = (StoreError, OSError)
 SURVEY_SECONDS = 3.0  # for which a tool may wait until it is known which files there are
-READING_SECONDS = 0.5  # for which it may wait until all are read, from the start of the run
+READING_SECONDS = 0.4  # for which it may wait until all are read, from the start of the run
 CLOSING_SECONDS = 0.1  # for which the program waits at its end for the thread
 PATCHED = r"(?m)^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.*?) *$"
 OFF = "/undo does not cover file changes in this session. {}"
@@ -224,12 +224,16 @@ class Snapshots:
             self._tell_what_is_not_covered()
 
     def _await_look(self, abort: Abort | None) -> None:
-        """Wait until the files are known; if they are, a little longer until all are read."""
-        self._files.known.is_needed.set()
+        """Wait until the files are known, a little longer until all are read, and half as long for
+        permissions, if nothing else is missing."""
+        known = self._files.known
+        known.is_needed.set()
         while self._first_look and self._first_look.is_alive():
             seconds = self.patience
-            if self._files.known.is_surveyed:
+            if known.is_surveyed:
                 seconds = min(seconds, self.reading)
+            if known.is_checked.is_set() and not known.unread:
+                seconds = min(seconds, self.reading / 2)
             is_aborted = abort is not None and abort.is_set()
             if is_aborted or time.monotonic() > self._look_began + seconds:
                 return
