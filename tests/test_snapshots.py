@@ -655,6 +655,55 @@ def test_a_file_that_got_the_inode_of_a_removed_one_is_not_one_with_it(desk: Des
     assert names_of(*files) == before
 
 
+def test_files_that_got_the_inode_of_removed_ones_are_not_one_with_them(desk: Desk) -> None:
+    """Two files, each with two names and the same content; undo has made the first one anew."""
+    desk.put({"a": "same\n"})
+    os.link(desk.folder / "a", desk.folder / "b")
+    inode = (desk.folder / "a").stat().st_ino
+    desk.run(sh("rm a b"))
+    desk.put({"mine": "1"})
+    done(desk.undo())
+    (desk.folder / "mine").unlink()
+    desk.put({"c": "same\n"})
+    os.link(desk.folder / "c", desk.folder / "d")
+    files = [desk.folder / name for name in "abcd"]
+    before = names_of(*files)
+    if files[0].stat().st_ino == inode or files[2].stat().st_ino != inode:
+        pytest.skip("this file system does not give the number again")
+    desk.run(sh("rm c d"))
+    after = names_of(*files)
+    for travel, way in [
+        (desk.undo, before),
+        (desk.redo, after),
+    ] * 2:
+        done(travel())
+        assert names_of(*files) == way
+
+
+@pytest.mark.parametrize(
+    "again",
+    [False, True],
+    ids=["the same process", "another"],
+)
+def test_a_file_that_undo_has_made_anew_is_the_one_that_earlier_runs_know(
+    desk: Desk, again: bool
+) -> None:
+    desk.put({"a": "1\n"})
+    os.link(desk.folder / "a", desk.folder / "b")
+    files = [desk.folder / name for name in "ab"]
+    states = [names_of(*files)]
+    desk.again("mine")
+    for command in ("rm a; echo 1 > a", "rm a; ln b a", "rm a b; echo 2 > mine"):
+        desk.run(sh(command))
+        states.append(names_of(*files))
+    for expected in states[-2::-1]:
+        done(desk.undo())
+        assert names_of(*files) == expected
+        if again:
+            desk.snapshots.close()
+            desk.again("mine")
+
+
 def test_a_name_outside_that_a_run_gave_a_file_is_left_alone(desk: Desk) -> None:
     """Before the run the file had one name, and it has one again."""
     desk.put({"a": "1\n"})

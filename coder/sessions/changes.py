@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coder.sessions.database import StoreError
@@ -54,6 +54,16 @@ class RunSnapshot:
         ]
         return json.dumps(kept)
 
+    def renumber(self, new_inodes: dict[int, int]) -> None:
+        """Take the new inodes of files with several names for the former ones.
+
+        Another file that had one of the new ones is gone: the number alone is not its own any more.
+        """
+        numbers = {new: -new for new in new_inodes.values()} | new_inodes
+        for step in self.steps:
+            for path, (before, after) in step.items():
+                step[path] = (_renumbered(before, numbers), _renumbered(after, numbers))
+
     @classmethod
     def from_json(cls, text: str, row: int) -> RunSnapshot:
         """From what is kept of it; older versions kept the first three facts only."""
@@ -68,6 +78,12 @@ class RunSnapshot:
                 pairs[path] = (old, new)
             run.steps.append(pairs)
         return run
+
+
+def _renumbered(entry: Entry | None, numbers: Mapping[int, int]) -> Entry | None:
+    if entry is None:
+        return None
+    return replace(entry, link=numbers.get(entry.link, entry.link))
 
 
 def _facts(entry: Entry | None) -> Kept | None:

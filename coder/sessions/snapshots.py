@@ -369,6 +369,12 @@ class Snapshots:
             if changed:
                 return UndoResult(problem=CHANGED.format(", ".join(changed)))
             lost = self._files.restore.write(goals)
+            new_inodes = self._files.restore.new_inodes
+            if new_inodes:
+                for other in [*self.runs, *self.undone]:
+                    other.renumber(new_inodes)
+                    if other.row:
+                        self._save(other)
         except ERRORS as error:
             why = str(error).rstrip(".")
             return UndoResult(problem=f"The files of this run cannot be restored: {why}.")
