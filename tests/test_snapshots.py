@@ -1484,6 +1484,33 @@ def test_what_a_tool_changes_before_all_is_checked_is_known_as_far_as_git_knows_
     assert before["shared"].link
 
 
+def test_what_a_file_tool_writes_before_all_is_checked_is_known(desk: Desk) -> None:
+    desk.put({"private": "1\n"})
+    (desk.folder / "private").chmod(0o600)
+    track(desk, {"other form": b"1\r\n"}, "-c", "core.autocrlf=true")
+    settle()
+    files = WorkspaceFiles(str(desk.folder), str(desk.data))
+    files.first_look.survey()
+    files.begin_step()
+    for name in ("private", "other form"):
+        files.keep(name)
+        desk.put({name: "2\n"})
+        (desk.folder / name).chmod(0o640)
+        files.keep(name)  # what it is now is not what it was
+    files.first_look.check()
+    changes = files.end_step()
+    assert changes.lost == []
+    before = {path: old for path, (old, _) in changes.files.items() if old}
+    assert {path: stat.S_IMODE(old.mode) for path, old in before.items()} == {
+        "private": 0o600,
+        "other form": 0o644,
+    }
+    contents = files.store.blobs({old.blob for old in before.values()})
+    files.close()
+    assert contents[before["private"].blob] == b"1\n"
+    assert contents[before["other form"].blob] == b"1\r\n"
+
+
 def test_a_repository_with_other_ids_is_read(desk: Desk) -> None:
     git(desk.folder, "init", "-q", "--object-format=sha256")
     before = track(desk, {"a": "one"})

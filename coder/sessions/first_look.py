@@ -119,7 +119,7 @@ class FirstLook:
 
     def check(self) -> None:
         """Find which files git has in another form, or not with the permissions that they have."""
-        if self.known.in_git:
+        if not self.known.is_checked.is_set():
             self.index.begin_search()
             try:
                 converted = self.index.find_converted()

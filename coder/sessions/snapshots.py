@@ -224,8 +224,7 @@ class Snapshots:
             self._tell_what_is_not_covered()
 
     def _await_look(self, abort: Abort | None) -> None:
-        """Wait until the files are known, a little longer until all are read, and half as long for
-        permissions, if nothing else is missing."""
+        """Wait until the files are known; if they are, a little longer until all are read."""
         known = self._files.known
         known.is_needed.set()
         while self._first_look and self._first_look.is_alive():
@@ -233,7 +232,7 @@ class Snapshots:
             if known.is_surveyed:
                 seconds = min(seconds, self.reading)
             if known.is_checked.is_set() and not known.unread:
-                seconds = min(seconds, self.reading / 2)
+                seconds = min(seconds, self.reading / 2)  # permissions are all that is missing
             is_aborted = abort is not None and abort.is_set()
             if is_aborted or time.monotonic() > self._look_began + seconds:
                 return
