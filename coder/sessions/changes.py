@@ -54,16 +54,6 @@ class RunSnapshot:
         ]
         return json.dumps(kept)
 
-    def renumber(self, new_inodes: dict[int, int]) -> None:
-        """Take the new inodes of files with several names for the former ones.
-
-        Another file that had one of the new ones is gone: the number alone is not its own any more.
-        """
-        numbers = {new: -new for new in new_inodes.values()} | new_inodes
-        for step in self.steps:
-            for path, (before, after) in step.items():
-                step[path] = (_renumbered(before, numbers), _renumbered(after, numbers))
-
     @classmethod
     def from_json(cls, text: str, row: int) -> RunSnapshot:
         """From what is kept of it; older versions kept the first three facts only."""
@@ -78,6 +68,22 @@ class RunSnapshot:
                 pairs[path] = (old, new)
             run.steps.append(pairs)
         return run
+
+
+def renumber(runs: Collection[RunSnapshot], new_inodes: dict[int, int]) -> list[RunSnapshot]:
+    """Let runs know the new inodes of files with several names, by the former ones. Returns those
+    that are to be stored again.
+
+    Another file that had one of the new ones is gone: the number alone is not its own any more.
+    """
+    if not new_inodes:
+        return []
+    numbers = {new: -new for new in new_inodes.values()} | new_inodes
+    for run in runs:
+        for step in run.steps:
+            for path, (before, after) in step.items():
+                step[path] = (_renumbered(before, numbers), _renumbered(after, numbers))
+    return [run for run in runs if run.row]
 
 
 def _renumbered(entry: Entry | None, numbers: Mapping[int, int]) -> Entry | None:

@@ -203,10 +203,10 @@ class FirstLook:
                 with skipping:
                     if path in saved or path in self.index.tracked:
                         state = self._known_state(path, info_in(fd, name), saved.get(path))
-                    if not state and has_room:
-                        state = self.reader.read_small(fd, name)
-                if state:
-                    states[path] = state
+                    if state:
+                        states[path] = state
+                    elif has_room:
+                        states[path] = self.reader.read_small(fd, name)
         return states
 
     def _known_state(self, path: str, info: stat_result, saved: State | None) -> State | None:

@@ -4,6 +4,7 @@
     index.read()              # the tracked files, and the blobs that they were added as
     index.begin_compare()     # works while the folders are listed
     index.compare(found)      # what has not changed up to `begin_compare`
+    index.begin_search()      # works meanwhile
     index.find_converted()    # what git has in another form; `inodes` are known then
     index.find_special()      # what has other permissions
 
@@ -47,10 +48,10 @@ REWRITES = rb"filter=|working-tree-encoding="
 class GitIndex:
     """The tracked files below the root of `git`, and which of them are as they were added.
 
-    `tracked` are the files with their blob ids. `folders` are those which they are in, each with
-    the names in it whose changes git sees. `changed` are the files that git has no more as they
-    are; of the others git knows the `inodes`. A file has one name and the `usual_mode`, if it is
-    not one of `modes` or found to be special.
+    `tracked` are the files with their blob ids, `folders` those which they are in. Git sees changes
+    of those that are `compared`. `changed` are the files that git has no more as they are; of the
+    others git knows the `inodes`. A file has one name and the `usual_mode`, if it is not one of
+    `modes` or found to be special.
     """
 
     def __init__(self, git: Git) -> None:

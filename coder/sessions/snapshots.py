@@ -32,6 +32,7 @@ from coder.sessions.changes import (
     diff_of,
     named,
     net_change,
+    renumber,
     reversed_pairs,
 )
 from coder.sessions.database import StoreError
@@ -368,12 +369,9 @@ class Snapshots:
             if changed:
                 return UndoResult(problem=CHANGED.format(", ".join(changed)))
             lost = self._files.restore.write(goals)
-            new_inodes = self._files.restore.new_inodes
-            if new_inodes:
-                for other in [*self.runs, *self.undone]:
-                    other.renumber(new_inodes)
-                    if other.row:
-                        self._save(other)
+            runs = [*self.runs, *self.undone]
+            for stored in renumber(runs, self._files.restore.new_inodes):
+                self._save(stored)
         except ERRORS as error:
             why = str(error).rstrip(".")
             return UndoResult(problem=f"The files of this run cannot be restored: {why}.")
