@@ -1390,6 +1390,22 @@ def test_a_file_that_git_has_in_another_form_comes_back_as_it_was(
     here.snapshots.close()
 
 
+def test_what_one_process_has_read_no_other_one_reads_again(desk: Desk) -> None:
+    track(desk, {"other form": b"1\r\n", "plain": "1\n"}, "-c", "core.autocrlf=true")
+    desk.put({"new": "1", "d/new": "1"})
+    settle()
+    read_by_each: list[list[str]] = []
+    for _ in range(2):
+        with opened_in(desk.folder) as names:
+            desk.run(sh("true"))
+        read_by_each.append(sorted(name for name in names if not name.startswith(".git")))
+        desk.snapshots.close()
+        desk.again()
+    assert read_by_each == [["d", "new", "new", "other form"], ["d"]]
+    desk.run(sh("echo 2 | tee 'other form' new d/new"))
+    assert done(desk.undo()) == ["d/new", "new", "other form"]
+
+
 @pytest.mark.parametrize("race", [False, True])
 def test_a_file_changed_while_the_index_was_written_is_read(desk: Desk, race: bool) -> None:
     """The index says that `a` holds "one", with all facts of the file that holds "two"."""

@@ -65,7 +65,7 @@ class FirstLook:
         """All of it. Raises StoreError, OSError."""
         self.survey()
         if len(self.known.unread) <= BATCH:
-            self.read_rest()  # a tool waits for these
+            self._read_unread()  # a tool waits for these
         self.check()
         self.read_rest()
 
@@ -150,13 +150,8 @@ class FirstLook:
         return {path: stamp_of(info) for path, info in infos.items()}
 
     def read_rest(self) -> None:
-        """Read all files that are unread, until it is closed. Raises StoreError."""
-        self._saved = self.store.saved_states()
-        while self.known.unread and not self.closing.is_set():
-            others = self._read_small()
-            self._read_others(others)
-            if self.watch.works:
-                break  # what is left has just changed, and the next look reads it
+        """Read all files that are unread, and forget those that are gone. Raises StoreError."""
+        self._read_unread()
         if self.closing.is_set():
             return
         with self.known.lock:
@@ -169,6 +164,15 @@ class FirstLook:
         self._save()
         self._saved = {}
         self.store.prune({state.blob for state in states.values()})
+
+    def _read_unread(self) -> None:
+        """Read all files that are unread, until it is closed."""
+        self._saved = self.store.saved_states()
+        while self.known.unread and not self.closing.is_set():
+            others = self._read_small()
+            self._read_others(others)
+            if self.watch.works:
+                break  # what is left has just changed, and the next look reads it
 
     def _read_small(self) -> list[str]:
         """Take what an earlier process has read, and what git has, and read small files. Returns
