@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -654,6 +655,55 @@ def test_a_file_that_got_the_inode_of_a_removed_one_is_not_one_with_it(desk: Des
     assert names_of(*files) == before
 
 
+def test_files_that_got_the_inode_of_removed_ones_are_not_one_with_them(desk: Desk) -> None:
+    """Two files, each with two names and the same content; undo has made the first one anew."""
+    desk.put({"a": "same\n"})
+    os.link(desk.folder / "a", desk.folder / "b")
+    inode = (desk.folder / "a").stat().st_ino
+    desk.run(sh("rm a b"))
+    desk.put({"mine": "1"})
+    done(desk.undo())
+    (desk.folder / "mine").unlink()
+    desk.put({"c": "same\n"})
+    os.link(desk.folder / "c", desk.folder / "d")
+    files = [desk.folder / name for name in "abcd"]
+    before = names_of(*files)
+    if files[0].stat().st_ino == inode or files[2].stat().st_ino != inode:
+        pytest.skip("this file system does not give the number again")
+    desk.run(sh("rm c d"))
+    after = names_of(*files)
+    for travel, way in [
+        (desk.undo, before),
+        (desk.redo, after),
+    ] * 2:
+        done(travel())
+        assert names_of(*files) == way
+
+
+@pytest.mark.parametrize(
+    "again",
+    [False, True],
+    ids=["the same process", "another"],
+)
+def test_a_file_that_undo_has_made_anew_is_the_one_that_earlier_runs_know(
+    desk: Desk, again: bool
+) -> None:
+    desk.put({"a": "1\n"})
+    os.link(desk.folder / "a", desk.folder / "b")
+    files = [desk.folder / name for name in "ab"]
+    states = [names_of(*files)]
+    desk.again("mine")
+    for command in ("rm a; echo 1 > a", "rm a; ln b a", "rm a b; echo 2 > mine"):
+        desk.run(sh(command))
+        states.append(names_of(*files))
+    for expected in states[-2::-1]:
+        done(desk.undo())
+        assert names_of(*files) == expected
+        if again:
+            desk.snapshots.close()
+            desk.again("mine")
+
+
 def test_a_name_outside_that_a_run_gave_a_file_is_left_alone(desk: Desk) -> None:
     """Before the run the file had one name, and it has one again."""
     desk.put({"a": "1\n"})
@@ -1260,7 +1310,9 @@ def test_tracked_files_are_read_from_git(desk: Desk, inner: str) -> None:
         sh("echo 2 > b; rm -r d; chmod +x x.sh"),
     )
     with database(here) as db:
-        assert db.execute("SELECT count(*) FROM blob").fetchone() == (2,), "what the run wrote"
+        assert db.execute("SELECT count(*) FROM pack, json_each(places)").fetchone() == (2,), (
+            "what the run wrote"
+        )
     git(desk.folder, "gc", "-q", "--prune=now")
     here.again("mine")
     assert "-" + names[0] + " one\n+" + names[0] + " two\n" in here.snapshots.diff()
@@ -1280,13 +1332,17 @@ def settle() -> None:
 
 @contextlib.contextmanager
 def opened_in(folder: Path) -> Iterator[list[str]]:
-    """The files below this folder that this process opens, by their names in it."""
+    """The files that this process opens below this folder, by their names in it, or in an opened
+    folder."""
     names: list[str] = []
     ended = False
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if not ended and event == "open" and str(arguments[0]).startswith(f"{folder}/"):
-            names.append(os.path.relpath(arguments[0], folder))
+        if ended or event != "open" or not isinstance(arguments[0], str):
+            return
+        name = arguments[0].removeprefix(f"{folder}/")
+        if not os.path.isabs(name):
+            names.append(name)
 
     sys.addaudithook(audit)
     try:
@@ -1332,6 +1388,22 @@ def test_a_file_that_git_has_in_another_form_comes_back_as_it_was(
     assert done(here.undo()) == ["a"]
     assert desk.tree() == before
     here.snapshots.close()
+
+
+def test_what_one_process_has_read_no_other_one_reads_again(desk: Desk) -> None:
+    track(desk, {"other form": b"1\r\n", "plain": "1\n"}, "-c", "core.autocrlf=true")
+    desk.put({"new": "1", "d/new": "1"})
+    settle()
+    read_by_each: list[list[str]] = []
+    for _ in range(2):
+        with opened_in(desk.folder) as names:
+            desk.run(sh("true"))
+        read_by_each.append(sorted(name for name in names if not name.startswith(".git")))
+        desk.snapshots.close()
+        desk.again()
+    assert read_by_each == [["d", "new", "new", "other form"], ["d"]]
+    desk.run(sh("echo 2 | tee 'other form' new d/new"))
+    assert done(desk.undo()) == ["d/new", "new", "other form"]
 
 
 @pytest.mark.parametrize("race", [False, True])
@@ -1428,6 +1500,33 @@ def test_what_a_tool_changes_before_all_is_checked_is_known_as_far_as_git_knows_
     assert before["shared"].link
 
 
+def test_what_a_file_tool_writes_before_all_is_checked_is_known(desk: Desk) -> None:
+    desk.put({"private": "1\n"})
+    (desk.folder / "private").chmod(0o600)
+    track(desk, {"other form": b"1\r\n"}, "-c", "core.autocrlf=true")
+    settle()
+    files = WorkspaceFiles(str(desk.folder), str(desk.data))
+    files.first_look.survey()
+    files.begin_step()
+    for name in ("private", "other form"):
+        files.keep(name)
+        desk.put({name: "2\n"})
+        (desk.folder / name).chmod(0o640)
+        files.keep(name)  # what it is now is not what it was
+    files.first_look.check()
+    changes = files.end_step()
+    assert changes.lost == []
+    before = {path: old for path, (old, _) in changes.files.items() if old}
+    assert {path: stat.S_IMODE(old.mode) for path, old in before.items()} == {
+        "private": 0o600,
+        "other form": 0o644,
+    }
+    contents = files.store.blobs({old.blob for old in before.values()})
+    files.close()
+    assert contents[before["private"].blob] == b"1\n"
+    assert contents[before["other form"].blob] == b"1\r\n"
+
+
 def test_a_repository_with_other_ids_is_read(desk: Desk) -> None:
     git(desk.folder, "init", "-q", "--object-format=sha256")
     before = track(desk, {"a": "one"})
@@ -1469,7 +1568,7 @@ def test_the_first_look_goes_on_as_long_as_no_tool_waits_for_it(tmp_path: Path) 
 def seen_states(desk: Desk) -> int:
     """How many files the first look has read, as it has written down."""
     with contextlib.suppress(sqlite3.OperationalError), database(desk) as db:
-        [count] = db.execute("SELECT count(*) FROM file").fetchone()
+        [count] = db.execute("SELECT count(*) FROM seen").fetchone()
         return int(count)
     return 0
 
@@ -1655,6 +1754,28 @@ def test_a_run_that_an_older_version_has_written_can_be_undone(desk: Desk) -> No
     assert desk.text("a") == "1"
 
 
+def test_contents_that_an_older_version_has_kept_can_be_brought_back(desk: Desk) -> None:
+    """It kept each by itself."""
+    desk.put({"a": "1"})
+    desk.again("mine")
+    desk.run(sh("echo 2 > a"))
+    desk.snapshots.close()
+    with database(desk) as db:
+        db.execute("CREATE TABLE blob (id TEXT PRIMARY KEY, used INTEGER, data BLOB)")
+        for used, places, data in db.execute("SELECT used, places, data FROM pack").fetchall():
+            contents = zlib.decompress(data)
+            for blob, (start, end) in json.loads(places).items():
+                kept = (blob, used, zlib.compress(contents[start:end]))
+                db.execute("INSERT INTO blob VALUES (?, ?, ?)", kept)
+        db.execute("DROP TABLE pack")
+        db.execute("PRAGMA user_version = 1")
+    desk.again("mine")
+    assert done(desk.undo()) == ["a"]
+    assert desk.text("a") == "1"
+    assert done(desk.redo()) == ["a"]
+    assert desk.text("a") == "2\n"
+
+
 def test_what_changes_while_it_is_read_is_lost(files: WorkspaceFiles) -> None:
     """What was read may be what the tool has written."""
     files.first_look.survey()
@@ -1769,7 +1890,7 @@ def test_what_is_not_needed_any_more_is_removed(desk: Desk) -> None:
     [file] = desk.data.glob("snapshots/*.db")
     other = file.with_name("other.db")
     with database(desk) as db:
-        db.execute("UPDATE blob SET used = used - 86400 * 31")
+        db.execute("UPDATE pack SET used = used - 86400 * 31")
     other.touch()
     for path in (other, file):
         os.utime(path, (1, 1))

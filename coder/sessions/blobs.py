@@ -8,7 +8,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 from coder.sessions.database import Database
@@ -17,28 +17,41 @@ from coder.sessions.git import Git, blob_id
 
 MAX_STORED = 100_000_000  # bytes of a workspace's contents; steps may double it
 MAX_WAITING = 2_000_000  # bytes of contents in memory, before they are stored
+PACK = 250_000  # bytes that are compressed at once: for each small file that would take longer
 DAY = 86_400  # seconds
 KEPT_DAYS = 30
+# Does a pack have one of these contents?
+HAS_ONE = """EXISTS
+    (SELECT 1 FROM json_each(places) WHERE key IN (SELECT value FROM json_each(?)))"""
+
+Places = dict[str, tuple[int, int]]  # where contents start and end in a pack, by their ids
+
+Seen = dict[str, State]  # files of one folder, by their paths
 
 
 class BlobStore(Database):
     """What undo keeps of a workspace: contents of files by their git blob ids, and what runs have
     changed.
 
-    One file for each workspace; contents are compressed, and removed KEPT_DAYS after their last
-    use. Raises StoreError.
+    One file for each workspace. Contents are compressed in packs, with the `places` at which each
+    starts and ends; a pack is removed KEPT_DAYS after the last use of one of them. Raises
+    StoreError.
     """
 
     what = "The file of undo"
-    version = 1
+    version = 2
     wal = False
     schema = """
     PRAGMA auto_vacuum = full;
-    CREATE TABLE IF NOT EXISTS blob (id TEXT PRIMARY KEY, used INTEGER, data BLOB);
+    CREATE TABLE IF NOT EXISTS pack (id INTEGER PRIMARY KEY, used INTEGER, places TEXT, data BLOB);
     CREATE TABLE IF NOT EXISTS run (id INTEGER PRIMARY KEY, session TEXT, time INTEGER, data TEXT);
-    CREATE TABLE IF NOT EXISTS file (path BLOB PRIMARY KEY, state TEXT) WITHOUT ROWID;
-    DROP TABLE IF EXISTS look;
-    PRAGMA user_version = 1;
+    CREATE TABLE IF NOT EXISTS seen (folder BLOB PRIMARY KEY, states TEXT) WITHOUT ROWID;
+    -- Version 1 kept each content by itself
+    CREATE TABLE IF NOT EXISTS blob (id TEXT PRIMARY KEY, used INTEGER, data BLOB);
+    INSERT INTO pack (used, places, data) SELECT used, json_object(id, json_array(0, NULL)), data FROM blob;
+    DROP TABLE blob;
+    DROP TABLE IF EXISTS file;
+    PRAGMA user_version = 2;
     """
 
     def __init__(self, root: str, data: str, git: Git) -> None:
@@ -46,6 +59,7 @@ class BlobStore(Database):
         super().__init__(Path(data, "snapshots", name))
         self.git = git
         self.in_git: Collection[str] = ()  # contents that git has
+        self.kept: set[str] = set()  # contents that need not be stored again
         self._waiting_blobs: dict[str, bytes] = {}
         self._waiting_bytes = 0
         with contextlib.suppress(OSError):
@@ -66,7 +80,8 @@ class BlobStore(Database):
         """The id of a content, which `flush` will store if git does not have it."""
         blob = blob_id(data)
         with self._lock:
-            if blob not in self._waiting_blobs and blob not in self.in_git:
+            is_kept = blob in self.kept or blob in self.in_git
+            if not is_kept and blob not in self._waiting_blobs:
                 self._waiting_blobs[blob] = data
                 self._waiting_bytes += len(data)
             if self._waiting_bytes > MAX_WAITING:
@@ -79,62 +94,84 @@ class BlobStore(Database):
             waiting = self._waiting_blobs
             self._waiting_blobs = {}
             self._waiting_bytes = 0
-            if not waiting:
-                return
             now = int(time.time())
-            rows = [(blob, now, zlib.compress(data, 1)) for blob, data in waiting.items()]
-            update = "ON CONFLICT DO UPDATE SET used = excluded.used"
-            self.execute(f"INSERT INTO blob VALUES (?, ?, ?) {update}", *rows)
+            rows: list[tuple[int, str, bytes]] = []
+            for places, data in _packs(waiting):
+                rows.append((now, json.dumps(places), zlib.compress(data, 1)))
+            if rows:
+                self.execute("INSERT INTO pack (used, places, data) VALUES (?, ?, ?)", *rows)
+                self.kept.update(waiting)
 
     def blobs(self, ids: Set[str]) -> dict[str, bytes]:
         """The contents with these ids that are still kept, here or by git."""
-        query = "SELECT id, data FROM blob WHERE id IN (SELECT value FROM json_each(?))"
         contents: dict[str, bytes] = {}
+        query = f"SELECT places, data FROM pack WHERE {HAS_ONE}"
         for row in self.rows(query, json.dumps(list(ids))):
+            places = json.loads(row["places"])
             with contextlib.suppress(zlib.error, TypeError):  # damaged
-                contents[row["id"]] = zlib.decompress(row["data"])
+                data = zlib.decompress(row["data"])
+                for blob in ids & places.keys():
+                    start, end = places[blob]
+                    contents[blob] = data[start:end]
         return contents | self.git.contents(ids - contents.keys())
 
-    def saved_states(self, in_git: Collection[str]) -> dict[str, State]:
-        """The files as earlier processes have read them, if their contents are kept, or
-        `in_git`."""
-        kept = {row["id"] for row in self.rows("SELECT id FROM blob")}
-        states: dict[str, State] = {}
-        for row in self.rows("SELECT path, state FROM file"):
-            state = State(*json.loads(row["state"]))
-            if state.blob in kept or state.blob in in_git:
-                path = os.fsdecode(row["path"])
-                states[path] = state
-        return states
+    def saved_states(self) -> dict[str, Seen]:
+        """The files of each folder as earlier processes have read them, if their contents are
+        kept, or git has them."""
+        self.kept = {row["key"] for row in self.rows("SELECT key FROM pack, json_each(places)")}
+        saved: dict[str, Seen] = {}
+        for row in self.rows("SELECT folder, states FROM seen"):
+            states: Seen = {}
+            for path, facts in json.loads(row["states"]).items():
+                state = State(*facts)
+                if state.blob in self.kept or state.blob in self.in_git:
+                    states[path] = state
+            folder = os.fsdecode(row["folder"])
+            saved[folder] = states
+        return saved
 
-    def save_states(self, states: Mapping[str, State]) -> None:
-        """Store what was read, for later processes too."""
+    def save_states(self, folders: Mapping[str, Seen]) -> None:
+        """Store what is known of the files of these folders, for later processes too."""
         self.flush()
-        rows = [(os.fsencode(path), json.dumps(state)) for path, state in states.items()]
-        self.execute("INSERT OR REPLACE INTO file VALUES (?, ?)", *rows)
-
-    def forget_states(self, paths: Iterable[str]) -> None:
-        rows = [(os.fsencode(path),) for path in paths]
-        self.execute("DELETE FROM file WHERE path = ?", *rows)
+        rows = [(os.fsencode(folder), json.dumps(states)) for folder, states in folders.items()]
+        self.execute("INSERT OR REPLACE INTO seen VALUES (?, ?)", *rows)
 
     def prune(self, used: Collection[str]) -> None:
         """Remove what was not used for KEPT_DAYS, also of other workspaces.
 
         If there is little room, what was not used for a day.
         """
+        self.kept = set(used)  # of others the time of their last use may be long ago
         now = int(time.time())
         a_day_ago = now - DAY
         oldest = now - KEPT_DAYS * DAY
-        [row] = self.rows("SELECT min(used) AS used FROM blob")
+        [row] = self.rows("SELECT min(used) AS used FROM pack")
         if row["used"] and row["used"] < a_day_ago:
-            ids = "id IN (SELECT value FROM json_each(?))"
-            self.execute(f"UPDATE blob SET used = ? WHERE {ids}", (now, json.dumps(list(used))))
+            update = f"UPDATE pack SET used = ? WHERE {HAS_ONE}"
+            self.execute(update, (now, json.dumps(list(used))))
             is_full = self.stored > 1.5 * MAX_STORED
-            oldest_blob = a_day_ago if is_full else oldest
-            self.execute("DELETE FROM blob WHERE used < ?", (oldest_blob,))
+            oldest_pack = a_day_ago if is_full else oldest
+            self.execute("DELETE FROM pack WHERE used < ?", (oldest_pack,))
+            self.execute("DELETE FROM seen WHERE states = '{}'", ())
             self.execute("DELETE FROM run WHERE time < ?", (oldest,))
         for entry in list(os.scandir(self.path.parent)):
             # Another process may have removed it: the journal of a workspace of its own
             with contextlib.suppress(FileNotFoundError):
                 if entry.stat().st_mtime < oldest:
                     os.unlink(entry.path)
+
+
+def _packs(contents: Mapping[str, bytes]) -> Iterator[tuple[Places, bytearray]]:
+    """The contents, some at a time: where each starts and ends, and all of them."""
+    places: Places = {}
+    data = bytearray()
+    for blob, content in contents.items():
+        start = len(data)
+        data += content
+        places[blob] = start, len(data)
+        if len(data) > PACK:
+            yield places, data
+            places = {}
+            data = bytearray()
+    if places:
+        yield places, data

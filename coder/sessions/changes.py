@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coder.sessions.database import StoreError
@@ -68,6 +68,28 @@ class RunSnapshot:
                 pairs[path] = (old, new)
             run.steps.append(pairs)
         return run
+
+
+def renumber(runs: Collection[RunSnapshot], new_inodes: dict[int, int]) -> list[RunSnapshot]:
+    """Let runs know the new inodes of files with several names, by the former ones. Returns those
+    that are to be stored again.
+
+    Another file that had one of the new ones is gone: the number alone is not its own any more.
+    """
+    if not new_inodes:
+        return []
+    numbers = {new: -new for new in new_inodes.values()} | new_inodes
+    for run in runs:
+        for step in run.steps:
+            for path, (before, after) in step.items():
+                step[path] = (_renumbered(before, numbers), _renumbered(after, numbers))
+    return [run for run in runs if run.row]
+
+
+def _renumbered(entry: Entry | None, numbers: Mapping[int, int]) -> Entry | None:
+    if entry is None:
+        return None
+    return replace(entry, link=numbers.get(entry.link, entry.link))
 
 
 def _facts(entry: Entry | None) -> Kept | None:

@@ -7,8 +7,18 @@ import stat
 from collections.abc import Iterable
 
 from coder.sessions.blobs import MAX_STORED, BlobStore
-from coder.sessions.file_states import Entry, State, content_at, info_at, state_from
+from coder.sessions.file_states import (
+    MAX_FILE,
+    Entry,
+    State,
+    content_in,
+    info_at,
+    opened,
+    state_from,
+)
 from coder.sessions.git import blob_id
+
+SMALL = 50_000  # bytes of files that are read before the others
 
 
 class FileReader:
@@ -31,7 +41,7 @@ class FileReader:
         if not self._is_file(path):
             return None
         try:
-            data, info = content_at(self.root, path)
+            data, info = self._content(path)
         except OSError:
             return self._unkept(path)
         return state_from(info, blob_id(data)).entry
@@ -41,11 +51,22 @@ class FileReader:
         if not has_room:
             return self._unkept_state(path)
         try:
-            data, info = content_at(self.root, path)
+            data, info = self._content(path)
         except OSError:
             return self._unkept_state(path)
         blob = self.store.add(data)
         return state_from(info, blob)
+
+    def read_small(self, folder: int, name: str) -> State:
+        """A file of an opened folder, with its content in the store. Raises OSError."""
+        data, info = content_in(folder, name, SMALL)
+        blob = self.store.add(data)
+        return state_from(info, blob)
+
+    def _content(self, path: str) -> tuple[bytes, os.stat_result]:
+        folder, name = os.path.split(path)
+        with opened(self.root, folder) as fd:
+            return content_in(fd, name, MAX_FILE)
 
     def _is_file(self, path: str) -> bool:
         info = info_at(self.root, path)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 import struct
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ STATX_SIZE = 256  # bytes of an answer
 STATX_TIME = struct.Struct("qI")  # seconds, nanoseconds
 STATX_BORN_AT = 80  # where this time is in the answer
 INODE_BITS = 0xFFFFFFFF
+TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no pipe holds it up
 SPECIAL_BITS = 0o7000  # which give a program its owner's rights: they are not restored
 
 
@@ -127,25 +129,40 @@ def info_at(root: str, path: str) -> os.stat_result | None:
         return None
 
 
-def content_at(root: str, path: str) -> tuple[bytes, os.stat_result]:
-    """The content of a file or link at a path that leads through no link, and its facts.
-
-    Raises OSError, also for what is not kept.
-    """
-    whole = f"{root}/{path}"
+@contextlib.contextmanager
+def opened(root: str, folder: str) -> Iterator[int]:
+    """The descriptor of a folder. Raises OSError, also if its path leads through a link."""
+    whole = os.path.join(root, folder).rstrip("/")
+    fd = os.open(whole, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fd = os.open(whole, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != whole:
+            raise OSError("it is reached through a link")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def info_in(folder: int, name: str) -> os.stat_result:
+    """Facts of a file in an opened folder. Raises OSError."""
+    return os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+
+def content_in(folder: int, name: str, most: int) -> tuple[bytes, os.stat_result]:
+    """The content of a file or link in an opened folder, and its facts.
+
+    Raises OSError, also for what is not kept, or has more than `most` bytes.
+    """
+    try:
+        fd = os.open(name, TO_READ, dir_fd=folder)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        info = os.lstat(whole)
-        return os.fsencode(os.readlink(whole)), info
+        info = info_in(folder, name)
+        return os.fsencode(os.readlink(name, dir_fd=folder)), info
     try:
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE:
+        if not stat.S_ISREG(info.st_mode) or info.st_size > most:
             raise OSError("it is no file that is kept")
-        if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{fd}") != whole:
-            raise OSError("it is reached through a link")
         return os.read(fd, info.st_size), info
     finally:
         os.close(fd)

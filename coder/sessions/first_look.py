@@ -7,13 +7,24 @@ read_rest()     # all else is read; another thread may look for changes meanwhil
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from os import stat_result
 
-from coder.sessions.blobs import MAX_STORED
+from coder.sessions.blobs import MAX_STORED, Seen
 from coder.sessions.file_reader import FileReader
-from coder.sessions.file_states import MAX_FILE, State, is_within, stamp_of, state_from
+from coder.sessions.file_states import (
+    MAX_FILE,
+    State,
+    info_in,
+    is_within,
+    opened,
+    stamp_of,
+    state_from,
+)
 from coder.sessions.folder_scan import FolderScan
 from coder.sessions.folder_watch import FolderWatch
 from coder.sessions.git_index import GitIndex
@@ -21,7 +32,7 @@ from coder.sessions.known_files import KnownFiles
 
 SHORT_ANSWER = 0.25  # seconds for which nothing is watched, unless a tool begins
 CLOCK = 20_000_000  # nanoseconds by which the kernel's clock of files may be behind
-SAVED = 5_000  # files that are read before this is stored
+SAVED = 300  # folders whose files are read before this is stored
 MANY = 1_000  # paths: to list all folders again takes less time
 BATCH = 500  # files that are read between two looks at what was reported
 
@@ -46,10 +57,15 @@ class FirstLook:
         self.closing = scan.closing
         self.left_out = 0
         self._began = 0
+        # What processes have read, by folders, and those in which something is not stored yet
+        self._saved: dict[str, Seen] = {}
+        self._unsaved: set[str] = set()
 
     def run(self) -> None:
         """All of it. Raises StoreError, OSError."""
         self.survey()
+        if len(self.known.unread) <= BATCH:
+            self._read_unread()  # a tool waits for these
         self.check()
         self.read_rest()
 
@@ -70,9 +86,11 @@ class FirstLook:
         for folder in index.folders:
             self.watch.add(folder)
         index.begin_compare()
-        self.scan.tracked = index.folders
+        self.scan.watched = index.folders
+        self.scan.passed_over = index.compared
         found = self.scan.below([""])
-        self.scan.tracked = {}
+        self.scan.watched = ()
+        self.scan.passed_over = ()
         in_git = index.compare(found)
         # What is in the places of files that git has no more
         places: Collection[str] = index.changed
@@ -83,8 +101,8 @@ class FirstLook:
             places = [""]
         there = self.scan.below(places)
         found.files |= there.files
-        not_in_git = set(found.files).difference(in_git)
-        unread = self._stamps(not_in_git)
+        # In the order of the listing: the files of a folder are read together
+        unread = self._stamps([path for path in found.files if path not in in_git])
         with self.known.lock:
             for path in self.known.polled:  # it is known what they were
                 in_git.pop(path, None)
@@ -101,7 +119,8 @@ class FirstLook:
 
     def check(self) -> None:
         """Find which files git has in another form, or not with the permissions that they have."""
-        if self.known.in_git:
+        if not self.known.is_checked.is_set():
+            self.index.begin_search()
             try:
                 converted = self.index.find_converted()
                 self.known.inodes = self.index.inodes | self.known.inodes
@@ -131,39 +150,73 @@ class FirstLook:
         return {path: stamp_of(info) for path, info in infos.items()}
 
     def read_rest(self) -> None:
-        """Read all files that are unread, until it is closed. Raises StoreError."""
-        saved = self.store.saved_states(self.index.blobs)
-        while self.known.unread and not self.closing.is_set():
-            sizes = self._take_known(saved)
-            self._read_unread(sizes)
-            if self.watch.works:
-                break  # what is left has just changed, and the next look reads it
+        """Read all files that are unread, and forget those that are gone. Raises StoreError."""
+        self._read_unread()
         if self.closing.is_set():
             return
         with self.known.lock:
             states = dict(self.known.read)
-        self.store.forget_states(saved.keys() - states.keys())
+        for folder, saved in self._saved.items():
+            gone = [path for path in saved if path not in states]
+            for path in gone:
+                del saved[path]
+                self._unsaved.add(folder)
+        self._save()
+        self._saved = {}
         self.store.prune({state.blob for state in states.values()})
 
-    def _take_known(self, saved: Mapping[str, State]) -> dict[str, int]:
-        """Take what an earlier process has read, and what git has. Returns the sizes of all
-        files."""
-        sizes: dict[str, int] = {}
-        for batch in self._batches(list(self.known.unread)):
-            steps = self.known.steps
-            states: dict[str, State] = {}
-            for path, info in self.reader.infos(batch).items():
-                sizes[path] = info.st_size
-                state = self._known_state(path, info, saved.get(path))
-                if state:
-                    states[path] = state
-            self._record(states, steps)
-        return sizes
+    def _read_unread(self) -> None:
+        """Read all files that are unread, until it is closed."""
+        self._saved = self.store.saved_states()
+        while self.known.unread and not self.closing.is_set():
+            others = self._read_small()
+            self._read_others(others)
+            if self.watch.works:
+                break  # what is left has just changed, and the next look reads it
+
+    def _read_small(self) -> list[str]:
+        """Take what an earlier process has read, and what git has, and read small files. Returns
+        the others."""
+        others: list[str] = []
+        for folder, inside in itertools.groupby(list(self.known.unread), os.path.dirname):
+            for paths in self._batches(list(inside)):
+                steps = self.known.steps
+                states = self._small_states(folder, paths)
+                others += [path for path in paths if path not in states]
+                self._record(states, steps)
+            # A transaction costs as much as to read some hundred small files
+            if len(self._unsaved) > SAVED:
+                self._save()
+        self._save()
+        return others
+
+    def _save(self) -> None:
+        self.store.save_states({folder: self._saved[folder] for folder in self._unsaved})
+        self._unsaved = set()
+
+    def _small_states(self, folder: str, paths: Iterable[str]) -> dict[str, State]:
+        """The states of those files of a folder that are known, or can be read."""
+        saved = self._saved.setdefault(folder, {})
+        states: dict[str, State] = {}
+        has_room = self.store.stored <= MAX_STORED
+        skipping = contextlib.suppress(OSError)
+        with skipping, opened(self.reader.root, folder) as fd:
+            for path in paths:
+                name = path.rpartition("/")[2]
+                state = None
+                with skipping:
+                    if path in saved or path in self.index.tracked:
+                        state = self._known_state(path, info_in(fd, name), saved.get(path))
+                    if state:
+                        states[path] = state
+                    elif has_room:
+                        states[path] = self.reader.read_small(fd, name)
+        return states
 
     def _known_state(self, path: str, info: stat_result, saved: State | None) -> State | None:
         """The state of a file that need not be read; None if it has to be."""
         if saved and saved.stamp == stamp_of(info):
-            return state_from(info, saved.blob)
+            return saved
         is_as_added = path not in self.index.changed
         blob = self.index.tracked.get(path, "") if is_as_added else ""
         is_new = info.st_ctime_ns > self._began - CLOCK  # it may have changed since git looked
@@ -172,13 +225,10 @@ class FirstLook:
             return None
         return state_from(info, blob)
 
-    def _read_unread(self, sizes: Mapping[str, int]) -> None:
-        """Read the other files. If there is no room for all, small ones come first."""
-        rest = [path for path in sizes if path in self.known.unread]
-        if sum(sizes.values()) > MAX_STORED - self.store.stored:
-            rest.sort(key=lambda path: (sizes[path], path))
-        unsaved: dict[str, State] = {}
-        for batch in self._batches(rest):
+    def _read_others(self, paths: Iterable[str]) -> None:
+        """Read files of any size. If there is no room for all, smaller ones come first."""
+        sizes = {path: info.st_size for path, info in self.reader.infos(paths).items()}
+        for batch in self._batches(sorted(sizes, key=sizes.__getitem__)):
             steps = self.known.steps
             has_room = self.store.stored <= MAX_STORED
             states: dict[str, State] = {}
@@ -189,12 +239,7 @@ class FirstLook:
             recorded = self._record(states, steps)
             if not has_room:
                 self.left_out += sum(sizes[path] <= MAX_FILE for path in recorded)
-            # A transaction costs as much as to read some hundred small files
-            unsaved |= recorded
-            if len(unsaved) > SAVED:
-                self.store.save_states(unsaved)
-                unsaved = {}
-        self.store.save_states(unsaved)
+        self._save()
 
     def _batches(self, paths: list[str]) -> Iterator[list[str]]:
         """Some of the paths at a time, if no tool may change them without a report."""
@@ -205,20 +250,26 @@ class FirstLook:
                 return
             yield paths[start : start + BATCH]
 
-    def _record(self, states: Mapping[str, State], steps: int) -> dict[str, State]:
-        """Take these for the states of unread files, and return them.
+    def _record(self, states: Mapping[str, State], steps: int) -> list[str]:
+        """Take these for the states of unread files, and return their paths.
 
         Left out are those that a tool may have changed, which has begun after so many `steps`.
         """
-        recorded: dict[str, State] = {}
+        recorded: list[str] = []
         with self.known.lock:
             self.watch.collect()
             if not self.watch.works and steps != self.known.steps:
-                return {}
+                return []
             reported = self.watch.reported
             for path, state in states.items():
                 is_changed = bool(reported) and is_within(path, reported)
                 if path in self.known.unread and not is_changed:
                     self.known.note(path, state)
-                    recorded[path] = state
+                    recorded.append(path)
+        for path in recorded:
+            folder = os.path.dirname(path)
+            saved = self._saved.setdefault(folder, {})
+            if saved.get(path) != states[path]:
+                saved[path] = states[path]
+                self._unsaved.add(folder)
         return recorded

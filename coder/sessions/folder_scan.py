@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from coder.sessions.file_states import info_at, is_within
@@ -50,8 +50,8 @@ class FolderScan:
         self.watch = watch
         self.known: Callable[[], Sequence[Collection[str]]] = list
         self.closing = threading.Event()  # ends a listing
-        # Folders that are watched already, with the names in them that need not be listed
-        self.tracked: Mapping[str, Collection[str]] = {}
+        self.watched: Collection[str] = ()  # folders, already
+        self.passed_over: Collection[str] = ()  # files whose changes git sees
         self._left_out = {own_folder, GIT}
         self._piped_folders: set[str] = set()  # git would wait for their rules: they are a pipe
         self._git_works = True
@@ -108,27 +108,28 @@ class FolderScan:
     def _level_below(self, level: Level, found: Level) -> Level:
         """What is in the folders of a level; those that could be listed are `found`."""
         below = Level()
-        for folder in level.folders - self._left_out:
+        for folder in sorted(level.folders - self._left_out):
             if self._list(folder, below):
                 found.folders.add(folder)
         return below
 
     def _list(self, folder: str, below: Level) -> bool:
         """Watch a folder and list what is in it; False if it is left out."""
-        whole = os.path.join(self.root, folder)
-        if folder and os.path.lexists(f"{whole}/{GIT}"):  # a repository of its own
-            self._left_out.add(folder)
-            return False
         if self.closing.is_set():
             return False
-        if folder not in self.tracked:
+        if folder not in self.watched:
             self.watch.add(folder)
-        tracked = set(self.tracked.get(folder, ()))
+        inside = f"{folder}/" if folder else ""
+        passed_over = self.passed_over
         try:
-            with os.scandir(whole) as entries:
-                _sort_in(entries, folder, tracked, below)
+            with os.scandir(f"{self.root}/{folder}") as listed:
+                entries = [entry for entry in listed if inside + entry.name not in passed_over]
         except OSError:
             return False
+        if folder and any(entry.name == GIT for entry in entries):  # a repository of its own
+            self._left_out.add(folder)
+            return False
+        _sort_in(entries, inside, below)
         return True
 
     # ---- what is ignored
@@ -174,22 +175,19 @@ class FolderScan:
 
 def _sort_in(
     entries: Iterable[os.DirEntry[str]],
-    folder: str,
-    tracked: Set[str],
+    inside: str,
     level: Level,
 ) -> None:
-    """Add what is in a folder to a level, but not the tracked files.
+    """Add to a level what is in a folder, whose path is `inside`.
 
     This is done for 100,000 files: each call costs.
     """
     files = level.files
-    inside = f"{folder}/" if folder else ""
     for entry in entries:
-        name = entry.name
-        if entry.is_dir(follow_symlinks=False):
-            level.folders.add(inside + name)
-        elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
-            if name not in tracked:
-                files[inside + name] = entry.inode()
+        path = inside + entry.name
+        if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+            files[path] = entry.inode()
+        elif entry.is_dir(follow_symlinks=False):
+            level.folders.add(path)
         else:
-            level.others.add(inside + name)
+            level.others.add(path)

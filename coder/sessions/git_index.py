@@ -4,6 +4,7 @@
     index.read()              # the tracked files, and the blobs that they were added as
     index.begin_compare()     # works while the folders are listed
     index.compare(found)      # what has not changed up to `begin_compare`
+    index.begin_search()      # works meanwhile
     index.find_converted()    # what git has in another form; `inodes` are known then
     index.find_special()      # what has other permissions
 
@@ -17,6 +18,7 @@ import os
 import re
 import stat
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 from coder.sessions.folder_scan import Level
@@ -46,17 +48,18 @@ REWRITES = rb"filter=|working-tree-encoding="
 class GitIndex:
     """The tracked files below the root of `git`, and which of them are as they were added.
 
-    `tracked` are the files with their blob ids. `folders` are those which they are in, each with
-    the names in it whose changes git sees. `changed` are the files that git has no more as they
-    are; of the others git knows the `inodes`. A file has one name and the `usual_mode`, if it is
-    not one of `modes` or found to be special.
+    `tracked` are the files with their blob ids, `folders` those which they are in. Git sees changes
+    of those that are `compared`. `changed` are the files that git has no more as they are; of the
+    others git knows the `inodes`. A file has one name and the `usual_mode`, if it is not one of
+    `modes` or found to be special.
     """
 
     def __init__(self, git: Git) -> None:
         self.git = git
         self.tracked: dict[str, str] = {}
         self.blobs: frozenset[str] = frozenset()
-        self.folders: dict[str, list[str]] = {}
+        self.folders: set[str] = set()
+        self.compared: Collection[str] = ()
         self.changed: set[str] = set()
         self.inodes: dict[str, int] = {}
         self.usual_mode = 0
@@ -68,7 +71,7 @@ class GitIndex:
         self._blobs: list[str] = []
         # At work
         self._comparing: subprocess.Popen[bytes] | None = None
-        self._listing_facts: subprocess.Popen[bytes] | None = None
+        self._searching: subprocess.Popen[bytes] | None = None
 
     def read(self) -> None:
         """Find the tracked files, and the blobs that they were added as."""
@@ -95,18 +98,15 @@ class GitIndex:
             else:
                 self._unseen.add(entry[PATH])
         self._unseen |= {entry[PATH] for entry in entries if entry[STAGE] != NO_CONFLICT}
+        self.compared = self.tracked.keys() - self._unseen if self._unseen else self.tracked
 
     def _note_folders(self) -> None:
         """Note the folders of the files, and those that they are in."""
-        for path in self.tracked:
-            folder, _, name = path.rpartition("/")
-            names = self.folders.setdefault(folder, [])
-            if path not in self._unseen:
-                names.append(name)
+        self.folders = {path.rpartition("/")[0] for path in self.tracked}
         for folder in list(self.folders):
             while folder:
                 folder = folder.rpartition("/")[0]
-                self.folders.setdefault(folder, [])
+                self.folders.add(folder)
 
     def _usual_mode(self) -> int:
         """The permissions that a file has which git does not take for a program."""
@@ -125,7 +125,6 @@ class GitIndex:
             self._comparing = self.git.start(
                 "diff-files -z --name-only --relative --ignore-submodules"
             )
-            self._listing_facts = self.git.start("ls-files -z --stage --debug")
 
     def compare(self, found: Level) -> dict[str, str]:
         """The files that are as they were added, with their blobs, in folders that were found."""
@@ -136,10 +135,11 @@ class GitIndex:
             return {}
         paths = os.fsdecode(modified).split("\0")[:-1]
         self.changed = self._unseen.union(paths)
-        for folder in self.folders.keys() - found.folders:
-            for name in self.folders[folder]:
-                path = f"{folder}/{name}"
-                self.changed.add(path.lstrip("/"))
+        unlisted = self.folders - found.folders
+        if unlisted:
+            for path in self.compared:
+                if os.path.dirname(path) in unlisted:
+                    self.changed.add(path)
         as_added = dict(self.tracked)
         for path in self.changed:
             as_added.pop(path, None)
@@ -147,19 +147,19 @@ class GitIndex:
 
     def find_special(self) -> set[str]:
         """Find files with several names or other permissions; all if no program can tell."""
-        searching = self._begin_search()
+        searching = self._searching
         special = self.git.programs.output(searching, MAX_SECONDS) if searching else None
         if special is None:
             return set(self.tracked)
         return {name.removeprefix("./") for name in os.fsdecode(special).split("\0")}
 
-    def _begin_search(self) -> subprocess.Popen[bytes] | None:
+    def begin_search(self) -> None:
         """Let a program look for files that have several names, or other permissions."""
         from coder.tools.bash import find_program  # late: what lists conversations needs no tools
 
         find = find_program("find", self.git.root)
         if not find:
-            return None
+            return
         # Folders of tools may be large; nothing in them is tracked, or they are searched
         skipped = TOOL_FOLDERS - {os.path.basename(folder) for folder in self.folders}
         names = " -o ".join(f"-name {name}" for name in sorted(skipped))
@@ -169,7 +169,7 @@ class GitIndex:
             for mode in usual
         )
         search = f". ( {names} ) -prune -o ! -type d ! ( {plain} ) -print0"
-        return self.git.programs.start(
+        self._searching = self.git.programs.start(
             [find, *search.split()],
             own_environment(),
         )
@@ -187,7 +187,8 @@ class GitIndex:
             command,
             ["\n".join([*self._blobs, ""]).encode()],
         )
-        facts = self.git.output(self._listing_facts, MAX_SECONDS) or b""
+        listing_facts = self.git.start("ls-files -z --stage --debug")
+        facts = self.git.output(listing_facts, MAX_SECONDS) or b""
         inodes = [int(number) for number in INODE.findall(facts)]
         self.inodes = dict(zip(self._paths, inodes))
         sizes = SIZE.findall(facts)
@@ -214,9 +215,9 @@ class GitIndex:
         for above in root.parents:
             if above.is_relative_to(top):
                 files.append(above / ATTRIBUTES)
-        for folder, names in self.folders.items():
+        for folder in self.folders:
             path = f"{folder}/{ATTRIBUTES}".lstrip("/")
-            if ATTRIBUTES in names or path in found.files:
+            if path in self.tracked or path in found.files:
                 files.append(root / path)
         for file in files:
             rules = read_small_file(file, MAX_ATTRIBUTES) or b""

@@ -16,13 +16,17 @@ Goals = Mapping[str, Entry | None]  # None: no file
 
 
 class Restore:
-    """Writes files below the root of `reader`; `known` are the files that there are."""
+    """Writes files below the root of `reader`; `known` are the files that there are.
+
+    `new_inodes` are those that the last `write` gave to files with several names, by the former
+    ones.
+    """
 
     def __init__(self, reader: FileReader, known: KnownFiles) -> None:
         self.reader = reader
         self.known = known
         self.root = Path(reader.root)
-        self._inodes: dict[int, int] = {}  # by those of files that had to be made anew
+        self.new_inodes: dict[int, int] = {}
 
     def write(self, goals: Goals) -> set[str]:
         """Write files as they are to be, but those whose contents are lost, which it returns.
@@ -30,6 +34,7 @@ class Restore:
         Raises OSError, StoreError: some is done, and to do it again does the rest. Folders that
         become empty go; an empty folder is neither kept nor made.
         """
+        self.new_inodes = {}
         wanted = {path: goal for path, goal in goals.items() if goal is not None}
         blobs = self.reader.store.blobs({goal.blob for goal in wanted.values()})
         # Names of these files that stay: while all are there, they can be told from other files
@@ -56,7 +61,7 @@ class Restore:
                 )
         for paths in names.values():
             goal = wanted[paths[0]]
-            other = others.get(self._inode_of(goal), "")
+            other = others.get(goal.link, "")
             self._write_names(paths, goal, blobs[goal.blob], other)
         return lost
 
@@ -88,23 +93,18 @@ class Restore:
         if not first:
             first = paths[0]
             put_file(self.root / first, data, goal.mode, sync=False)
-            self._inodes[goal.link] = os.lstat(self.root / first).st_ino
+            self.new_inodes[goal.link] = os.lstat(self.root / first).st_ino
         for path in paths:
             if not self._is_one_file(path, first):
                 self._link(path, first, goal, data)
 
     def _filled(self, paths: list[str], goal: Entry, data: bytes) -> str:
         """The path at which the file was filled; "" if it is not there, or cannot be written to."""
-        inode = self._inode_of(goal)
         for path in paths:
             with contextlib.suppress(OSError):
-                if fill_file(self.root / path, data, goal.mode, inode):
+                if fill_file(self.root / path, data, goal.mode, goal.link):
                     return path
         return ""
-
-    def _inode_of(self, goal: Entry) -> int:
-        """That of a file with several names, by now."""
-        return self._inodes.get(goal.link, goal.link)
 
     def _other_names(self, goals: Goals) -> dict[int, str]:
         """By the inodes of files with several names: a path that is none of the goals.
@@ -112,12 +112,12 @@ class Restore:
         A file with one name is not of these, also if it has got the inode of a removed one.
         """
         found: dict[int, str] = {}
-        inodes = {self._inode_of(goal) for goal in goals.values() if goal and goal.link}
+        inodes = {goal.link for goal in goals.values() if goal and goal.link}
         if not inodes:
             return found
         with self.known.lock:
             paths = set(self.known.read)
-        paths |= self.reader.store.saved_states(self.reader.store.in_git).keys()
+        paths.update(*self.reader.store.saved_states().values())
         for path in sorted(paths - goals.keys()):
             info = info_at(self.reader.root, path)
             if info and link_of(info) in inodes:

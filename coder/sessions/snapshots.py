@@ -32,6 +32,7 @@ from coder.sessions.changes import (
     diff_of,
     named,
     net_change,
+    renumber,
     reversed_pairs,
 )
 from coder.sessions.database import StoreError
@@ -41,7 +42,7 @@ from coder.types import Message
 
 ERRORS = (StoreError, OSError)
 SURVEY_SECONDS = 3.0  # for which a tool may wait until it is known which files there are
-READING_SECONDS = 0.5  # for which it may wait until all are read, from the start of the run
+READING_SECONDS = 0.4  # for which it may wait until all are read, from the start of the run
 CLOSING_SECONDS = 0.1  # for which the program waits at its end for the thread
 PATCHED = r"(?m)^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.*?) *$"
 OFF = "/undo does not cover file changes in this session. {}"
@@ -225,11 +226,14 @@ class Snapshots:
 
     def _await_look(self, abort: Abort | None) -> None:
         """Wait until the files are known; if they are, a little longer until all are read."""
-        self._files.known.is_needed.set()
+        known = self._files.known
+        known.is_needed.set()
         while self._first_look and self._first_look.is_alive():
             seconds = self.patience
-            if self._files.known.is_surveyed:
+            if known.is_surveyed:
                 seconds = min(seconds, self.reading)
+            if known.is_checked.is_set() and not known.unread:
+                seconds = min(seconds, self.reading / 2)  # permissions are all that is missing
             is_aborted = abort is not None and abort.is_set()
             if is_aborted or time.monotonic() > self._look_began + seconds:
                 return
@@ -365,6 +369,9 @@ class Snapshots:
             if changed:
                 return UndoResult(problem=CHANGED.format(", ".join(changed)))
             lost = self._files.restore.write(goals)
+            runs = [*self.runs, *self.undone]
+            for stored in renumber(runs, self._files.restore.new_inodes):
+                self._save(stored)
         except ERRORS as error:
             why = str(error).rstrip(".")
             return UndoResult(problem=f"The files of this run cannot be restored: {why}.")

@@ -184,19 +184,20 @@ class WorkspaceFiles:
         """Read a file now that a tool is about to write, however far the first look has come."""
         known = self.known
         with known.lock:
+            is_guess = path in known.in_git and not known.has_modes
             if not known.is_surveyed:
                 if path not in known.polled:
                     self._renew(path)
                     known.polled.add(path)
-            elif path in known.unread and not self._may_have_changed(path):
+            elif (is_guess or path in known.unread) and not self._may_have_changed(path):
                 self._renew(path)
 
     def _may_have_changed(self, path: str) -> bool:
-        """Has a tool of this step changed an unread file?"""
+        """Has a tool of this step changed a file that was not read?"""
         self._watch.collect()
         if is_within(path, self._watch.reported):
             return True
-        stamp = self.known.unread[path]
+        stamp = self.known.unread.get(path, 0)
         info = info_at(self.root, path)
         return info is None or stamp not in (0, stamp_of(info))
 
