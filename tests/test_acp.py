@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("acp", reason="needs the extra acp (pip install -e '.[acp]')")
-
-import acp
-from acp import schema
-
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.doors.acp_updates import hunks_of
 from coder.extend.prompt_files import PromptFiles
 from coder.history import text_of
 from coder.sessions.file_states import MAX_FILE
 from tests.editor import FILES, Editor, environment, once
 from tests.harness import commands, results, sent
+from tests.late import Late, needs
 from tests.terminal import processes, running, until
+
+needs("acp", extra="acp")
+acp = Late("acp")
+schema = Late("acp.schema")
+updates = Late("coder.doors.acp_updates")
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20)).decode()
 
@@ -211,7 +211,9 @@ def test_each_file_that_changes_is_a_diff(
 
 def test_hunks_are_told_apart_by_their_sizes(tmp_path: Path) -> None:
     diff = "--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n--- a/y\n-+++ b/y\n+z\n@@ -9 +8,0 @@\n-end"
-    found = [(each.path, each.line, each.old, each.new) for each in hunks_of(diff, tmp_path)]
+    found = [
+        (each.path, each.line, each.old, each.new) for each in updates.hunks_of(diff, tmp_path)
+    ]
     path = str(tmp_path / "x")
     assert found == [
         (path, 1, ["-- a/y\n", "+++ b/y\n"], ["z\n"]),

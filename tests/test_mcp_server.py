@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("mcp")
-
-from mcp import ClientSession, StdioServerParameters, types
-from mcp.client.stdio import stdio_client
-
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from tests.harness import results
+from tests.late import Late, needs
 from tests.terminal import until
 
+needs("mcp", extra="mcp")
+mcp = Late("mcp")
+stdio = Late("mcp.client.stdio")
 ROOT = Path(__file__).parents[1]
-Talk = Callable[[ClientSession], Coroutine[Any, Any, Any]]
+Talk = Callable[[Any], Coroutine[Any, Any, Any]]  # with the session of a client
 
 
 def writes(body: Body) -> Reply:
@@ -34,7 +33,7 @@ def writes(body: Body) -> Reply:
 def talk(tmp_path: Path, server: ScriptedServer, what: Talk, **client: Any) -> Any:
     """Start the program, and let a client talk to it."""
     names = {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": "script", "HOME": str(tmp_path)}
-    parameters = StdioServerParameters(
+    parameters = mcp.StdioServerParameters(
         command=sys.executable,
         args=["-m", "coder", "mcp-server"],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)} | names,
@@ -43,8 +42,8 @@ def talk(tmp_path: Path, server: ScriptedServer, what: Talk, **client: Any) -> A
 
     async def run() -> Any:
         async with (
-            stdio_client(parameters) as (reads, sends),
-            ClientSession(reads, sends, **client) as session,
+            stdio.stdio_client(parameters) as (reads, sends),
+            mcp.ClientSession(reads, sends, **client) as session,
         ):
             await session.initialize()
             return await what(session)
@@ -61,9 +60,9 @@ def folder(tmp_path: Path) -> Path:
 def answering(action: str, seen: list[str], **content: Any) -> Any:
     """A client that answers every form so."""
 
-    async def elicit(context: Any, params: Any) -> types.ElicitResult:
+    async def elicit(context: Any, params: Any) -> Any:
         seen.append(params.message)
-        return types.ElicitResult(action=action, content=content or None)  # type: ignore[arg-type]
+        return mcp.types.ElicitResult(action=action, content=content or None)  # type: ignore[arg-type]
 
     return elicit
 
@@ -86,7 +85,7 @@ def test_the_client_is_asked_and_told_of_progress(
     async def progress(done: float, total: float | None, message: str | None) -> None:
         told.append(message)
 
-    async def call(session: ClientSession) -> Any:
+    async def call(session: Any) -> Any:
         words = {"prompt": "Make it.", "cwd": str(work)}
         return await session.call_tool("code", words, progress_callback=progress)
 
@@ -108,7 +107,7 @@ def test_the_client_is_asked_and_told_of_progress(
 def test_a_client_that_cannot_be_asked_needs_rules(tmp_path: Path) -> None:
     work = folder(tmp_path)
 
-    async def call(session: ClientSession) -> Any:
+    async def call(session: Any) -> Any:
         return await session.call_tool("code", {"prompt": "Make it.", "cwd": str(work)})
 
     with ScriptedServer(writes) as server:
@@ -122,7 +121,7 @@ def test_a_call_that_repeats_itself_asks_nobody(tmp_path: Path) -> None:
     work = folder(tmp_path)
     seen: list[str] = []
 
-    async def call(session: ClientSession) -> Any:
+    async def call(session: Any) -> Any:
         return await session.call_tool("code", {"prompt": "Look.", "cwd": str(work)})
 
     with ScriptedServer(lambda body: Reply(calls=[("ls", {})])) as server:
@@ -139,7 +138,7 @@ def test_a_cancelled_call_ends_the_run(tmp_path: Path) -> None:
     def sleeps(body: Body) -> Reply:
         return Reply(calls=[("bash", {"command": command})])
 
-    async def call(session: ClientSession) -> Any:
+    async def call(session: Any) -> Any:
         words = {"prompt": "Sleep.", "cwd": str(work)}
         task = asyncio.create_task(session.call_tool("code", words))
         await asyncio.to_thread(until, lambda: (work / "begun").exists())
@@ -168,7 +167,7 @@ def sleeping(work: Path) -> bool:
 
 
 def test_a_missing_folder_is_an_error_of_the_call(tmp_path: Path) -> None:
-    async def call(session: ClientSession) -> Any:
+    async def call(session: Any) -> Any:
         return await session.call_tool("code", {"prompt": "x", "cwd": "/nowhere"})
 
     with ScriptedServer(writes) as server:

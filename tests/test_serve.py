@@ -20,16 +20,15 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="the extra `serve` is not installed")
-pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
-
 from coder.devtools.scripted import ScriptedServer
-from coder.doors.serve_openapi import openapi
-from coder.doors.serve_routes import MAX_BODY, ROUTES
 from tests.harness import sent
+from tests.late import Late, needs
 from tests.serving import ENDS, TOKEN, Served, reply_by_prompt, until_type
 from tests.terminal import OneShot, until
 
+needs("starlette", "uvicorn", extra="serve")
+serve_openapi = Late("coder.doors.serve_openapi")
+serve_routes = Late("coder.doors.serve_routes")
 ROOT = Path(__file__).parents[1]
 
 
@@ -419,7 +418,7 @@ def test_a_body_that_is_too_large_is_refused_and_not_kept(served: Served, is_chu
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     piece = b" " * 1_000_000
     size = 100 * len(piece)
-    assert size > MAX_BODY
+    assert size > serve_routes.MAX_BODY
     connection.putrequest("POST", f"/session/{session}/message")
     connection.putheader("Authorization", f"Bearer {TOKEN}")
     if is_chunked:
@@ -514,7 +513,7 @@ def test_another_address_is_served_under_its_own_name(
 
 def test_the_openapi_file_is_what_the_classes_say(served: Served) -> None:
     """`python -m coder.doors.serve_openapi > docs/openapi.json` stores it again."""
-    described = openapi(ROUTES)
+    described = serve_openapi.openapi(serve_routes.ROUTES)
     stored = json.loads((ROOT / "docs" / "openapi.json").read_text())
     assert stored == described, "store it again: the docstring of this test has the command"
     assert served.get("/doc") == described
