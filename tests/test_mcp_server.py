@@ -9,8 +9,6 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from tests.harness import results
 from tests.late import Late, needs
@@ -67,38 +65,42 @@ def answering(action: str, seen: list[str], **content: Any) -> Any:
     return elicit
 
 
-@pytest.mark.parametrize(
-    ("action", "allow", "is_written"),
-    [
-        pytest.param("accept", True, True, id="allowed"),
-        pytest.param("accept", False, False, id="denied"),
-        pytest.param("decline", None, False, id="declined"),
-    ],
-)
-def test_the_client_is_asked_and_told_of_progress(
-    tmp_path: Path, action: str, allow: bool | None, is_written: bool
-) -> None:
-    work = folder(tmp_path)
+# What the client does with the form, and what it holds
+FORMS: dict[str, tuple[str, dict[str, bool] | None]] = {
+    "allowed": ("accept", {"allow": True}),
+    "denied": ("accept", {"allow": False}),
+    "declined": ("decline", None),
+}
+
+
+def test_the_client_is_asked_and_told_of_progress(tmp_path: Path) -> None:
     seen: list[str] = []
     told: list[str | None] = []
+    forms = iter(FORMS.values())
+
+    async def elicit(context: Any, params: Any) -> Any:
+        seen.append(params.message)
+        action, content = next(forms)
+        return mcp.types.ElicitResult(action=action, content=content)
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
         told.append(message)
 
     async def call(session: Any) -> Any:
-        words = {"prompt": "Make it.", "cwd": str(work)}
-        return await session.call_tool("code", words, progress_callback=progress)
+        texts = []
+        for name in FORMS:
+            (tmp_path / name).mkdir()
+            words = {"prompt": "Make it.", "cwd": str(tmp_path / name)}
+            answer = await session.call_tool("code", words, progress_callback=progress)
+            texts.append(answer.content[0].text)
+        return texts
 
-    content = {} if allow is None else {"allow": allow}
     with ScriptedServer(writes) as server:
-        answer = talk(
-            tmp_path, server, call, elicitation_callback=answering(action, seen, **content)
-        )
-    assert answer.content[0].text == "All is done."
-    assert (work / "made.txt").exists() == is_written
-    assert len(seen) == 1
-    assert "made.txt" in seen[0]
-    assert told == ["write made.txt"]
+        assert talk(tmp_path, server, call, elicitation_callback=elicit) == ["All is done."] * 3
+    assert [name for name in FORMS if (tmp_path / name / "made.txt").exists()] == ["allowed"]
+    assert len(seen) == 3
+    assert all("made.txt" in each for each in seen)
+    assert told == ["write made.txt"] * 3
     offered = [tool["function"]["name"] for tool in server.requests[0]["tools"]]
     assert "bash" in offered
     assert "ask_user" not in offered  # the client's form knows yes and no
