@@ -19,7 +19,7 @@ import pytest
 from coder.devtools.scripted import Body, Reply
 from coder.permissions.sandbox import Sandbox
 from tests.harness import results, serve, shell
-from tests.terminal import ROOT, OneShot, Terminal, until
+from tests.terminal import ROOT, OneShot, Terminal, read_of_process, until
 from tests.test_sandbox import FINE, landlock, seccomp
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is left is found in /proc")
@@ -36,12 +36,10 @@ WAYS = {
 def lines() -> dict[int, str]:
     """The command lines of all living processes."""
     found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
+    for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            if line := (entry / "cmdline").read_bytes():
-                found[int(entry.name)] = (
-                    line.replace(b"\0", b" ").decode("utf-8", "replace").strip()
-                )
+            line = read_of_process(name, "cmdline").replace(b"\0", b" ")
+            found[int(name)] = line.decode("utf-8", "replace").strip()
     return found
 
 
