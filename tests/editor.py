@@ -10,18 +10,18 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import acp
-from acp import schema
-
 from coder.devtools.scripted import ScriptedServer
+from tests.late import Late
 from tests.terminal import MARK, PATIENCE
 
+acp = Late("acp")
+schema = Late("acp.schema")
 ROOT = Path(__file__).parents[1]
-FILES = schema.FileSystemCapabilities(read_text_file=True, write_text_file=True)
-Choice = Callable[[str, list[schema.PermissionOption]], str]  # of the title and the options: an id
+FILES = {"read_text_file": True, "write_text_file": True}
+Choice = Callable[[str, list[Any]], str]  # of the title and the options: an id
 
 
-def once(title: str, options: list[schema.PermissionOption]) -> str:
+def once(title: str, options: list[Any]) -> str:
     return "once"
 
 
@@ -83,7 +83,7 @@ class Editor:
             ).session_id
         )
 
-    def load(self, folder: Path, session: str) -> schema.LoadSessionResponse:
+    def load(self, folder: Path, session: str) -> Any:
         return self.run(
             self.connection.load_session(
                 str(folder),
@@ -131,8 +131,8 @@ class Editor:
         self.shown.setdefault(session_id, []).append(update)
 
     async def request_permission(
-        self, session_id: str, tool_call: Any, options: list[schema.PermissionOption], **_: Any
-    ) -> schema.RequestPermissionResponse:
+        self, session_id: str, tool_call: Any, options: list[Any], **_: Any
+    ) -> Any:
         title = str(tool_call.title)
         self.asked.append(
             (

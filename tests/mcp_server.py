@@ -1,11 +1,9 @@
-"""A server of the official package: `python mcp_server.py [ignores | fd NUMBER]`; without a word on
-stdio."""
+"""A server of the official package: `python mcp_server.py [fd NUMBER]`; without a word on stdio."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import threading
 import time
@@ -76,12 +74,6 @@ def fail() -> str:
 
 
 @text
-def die() -> None:
-    os.write(2, b"\x1b[31mout of cheese")
-    os._exit(1)
-
-
-@text
 def chat(file: str) -> None:
     """Write much to stderr; the file is made when that has been emptied."""
 
@@ -109,10 +101,6 @@ for name in ("a strange.name/ü", "n" * 80 + "1", "n" * 80 + "2"):
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["ignores"]:  # the end of stdin, and SIGTERM
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            server.run()
-            time.sleep(60)
         case ["fd", number]:
             import uvicorn
 

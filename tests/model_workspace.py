@@ -82,7 +82,8 @@ def make_workspace(folder: Path) -> Path:
 
 @cache
 def _template() -> Path:
-    """Made once for each process, since git takes longer than a copy."""
+    """Made once for each process, since git takes longer than a copy; without sample hooks and with
+    packed objects, since hundreds of tests copy each file."""
     folder = Path(tempfile.mkdtemp(prefix="template-"))
     tree(
         folder,
@@ -103,6 +104,7 @@ def _template() -> Path:
             ".env": "TOKEN=hidden\n",
         },
     )
-    shell(folder, f"git init -q -b main && git add src && {COMMIT} -m first")
+    shell(folder, f"git init -q --template= -b main && git add src && {COMMIT} -m first")
     shell(folder, f"git add web && {COMMIT} -m second && git add . && {COMMIT} -m third")
+    shell(folder, "git repack -adq && git prune-packed -q")
     return folder

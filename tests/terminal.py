@@ -93,12 +93,19 @@ def processes(mark: str) -> dict[int, str]:
     """The command lines of the living processes that carry a mark, by process id; a zombie is none
     of them."""
     found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
+    for name in os.listdir("/proc"):  # a Path for each would take three times as long
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
         with contextlib.suppress(OSError):
-            if mark.encode() in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-                found[int(entry.name)] = line.decode("utf-8", "replace").strip()
+            if mark.encode() in read_of_process(name, "environ"):
+                line = read_of_process(name, "cmdline").replace(b"\0", b" ")
+                found[int(name)] = line.decode("utf-8", "replace").strip()
     return found
+
+
+def read_of_process(name: str, file: str) -> bytes:
+    with open(f"/proc/{name}/{file}", "rb", buffering=0) as opened:
+        return opened.read()
 
 
 def running(mark: str, command: str) -> list[int]:

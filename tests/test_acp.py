@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("acp", reason="needs the extra acp (pip install -e '.[acp]')")
-
-import acp
-from acp import schema
-
 from coder.devtools.scripted import Body, Reply, ScriptedServer
-from coder.doors.acp_updates import hunks_of
 from coder.extend.prompt_files import PromptFiles
 from coder.history import text_of
 from coder.sessions.file_states import MAX_FILE
 from tests.editor import FILES, Editor, environment, once
 from tests.harness import commands, results, sent
+from tests.late import Late, needs
 from tests.terminal import processes, running, until
+
+needs("acp", extra="acp")
+acp = Late("acp")
+schema = Late("acp.schema")
+updates = Late("coder.doors.acp_updates")
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(20)).decode()
 
@@ -211,7 +211,9 @@ def test_each_file_that_changes_is_a_diff(
 
 def test_hunks_are_told_apart_by_their_sizes(tmp_path: Path) -> None:
     diff = "--- a/x\n+++ b/x\n@@ -1,2 +1 @@\n--- a/y\n-+++ b/y\n+z\n@@ -9 +8,0 @@\n-end"
-    found = [(each.path, each.line, each.old, each.new) for each in hunks_of(diff, tmp_path)]
+    found = [
+        (each.path, each.line, each.old, each.new) for each in updates.hunks_of(diff, tmp_path)
+    ]
     path = str(tmp_path / "x")
     assert found == [
         (path, 1, ["-- a/y\n", "+++ b/y\n"], ["z\n"]),
@@ -804,26 +806,30 @@ def test_an_older_protocol_is_one_error(tmp_path: Path) -> None:
     assert errors == ""
 
 
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        pytest.param("[]", -32600, id="a list"),
-        pytest.param('"x"', -32600, id="a text"),
-        pytest.param('{"id": {}, "result": 1}', -32600, id="an id that is none"),
-        pytest.param("{", -32700, id="no JSON"),
-        pytest.param("[" * 100_000, -32700, id="too deep"),
-    ],
-)
-def test_a_line_that_is_no_message_is_one_error(tmp_path: Path, line: str, code: int) -> None:
+NO_REQUEST = -32600
+NO_JSON = -32700
+# A line, and the code of its error
+WRONG_LINES = {
+    "a list": ("[]", NO_REQUEST),
+    "a text": ('"x"', NO_REQUEST),
+    "an id that is none": ('{"id": {}, "result": 1}', NO_REQUEST),
+    "no JSON": ("{", NO_JSON),
+    "too deep": ("[" * 100_000, NO_JSON),
+}
+
+
+def test_a_line_that_is_no_message_is_one_error(tmp_path: Path) -> None:
+    """And the lines after it are read."""
+    request = {"jsonrpc": "2.0", "id": 7, "method": INITIALIZE[0], "params": INITIALIZE[1]}
+    lines = [line for line, _ in WRONG_LINES.values()]
     with ScriptedServer(Script()) as server:
         process = raw(tmp_path, server)
-        assert process.stdin
-        process.stdin.write(f"{line}\n")
-        request = {"jsonrpc": "2.0", "id": 7, "method": INITIALIZE[0], "params": INITIALIZE[1]}
-        output, errors = process.communicate(json.dumps(request) + "\n", timeout=60)
-    refused, answered = [json.loads(each) for each in output.splitlines()]
-    assert refused["id"] is None
-    assert refused["error"]["code"] == code
+        written = "\n".join([*lines, json.dumps(request), ""])
+        output, errors = process.communicate(written, timeout=60)
+    *refused, answered = [json.loads(each) for each in output.splitlines()]
+    assert [each["id"] for each in refused] == [None] * len(lines)
+    codes = [each["error"]["code"] for each in refused]
+    assert dict(zip(WRONG_LINES, codes)) == {name: code for name, (_, code) in WRONG_LINES.items()}
     assert answered["id"] == 7
     assert "result" in answered
     assert process.returncode == 0

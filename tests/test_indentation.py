@@ -226,7 +226,7 @@ def test_an_edit_of_real_source_is_the_one_that_was_meant_or_is_refused(
     chance = random.Random(20)
     newline = "\r\n" if style == "CRLF" else "\n"
     old_form, new_form = FORMS[form]
-    for edit, _ in zip(edits(chance), range(60)):
+    for edit, _ in zip(edits(chance), range(30)):
         if style == "tabs":
             edit = edit.mapped(with_tabs)
         before = newline.join(
@@ -266,4 +266,4 @@ def test_an_edit_of_real_source_is_the_one_that_was_meant_or_is_refused(
             assert made == (before if result.is_error else after), what
             is_right = not result.is_error or "at lines" in str(result.content)
             count[str(call["name"]) + (" right" if is_right else " refused")] += 1
-    assert count["edit right"] > 40, count
+    assert count["edit right"] > 20, count

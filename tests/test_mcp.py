@@ -29,7 +29,6 @@ from tests.terminal import OneShot, Terminal, gone, promptly, until
 
 PROGRAM = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 STDIO = {"command": PROGRAM[0], "args": PROGRAM[1:]}
-STUBBORN = STDIO | {"args": [*PROGRAM[1:], "ignores"]}
 SILENT = {"command": "sleep", "args": ["61"]}
 
 
@@ -82,12 +81,12 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 def test_the_names_of_tools_are_valid_and_unique_and_descriptions_cut(servers: Servers) -> None:
     tools = servers.tools()
-    assert len({each.name for each in tools}) == len(tools) == 28
+    assert len({each.name for each in tools}) == len(tools) == 26
     assert all(re.fullmatch(r"(io|site)__[a-zA-Z0-9_-]{1,60}", each.name) for each in tools)
     assert all(len(each.name) <= 64 for each in tools)
     assert len(tools[0].description) == 2000
     assert {*tools[0].parameters} <= {"type", "properties", "required", "title"}
-    calls = [(each.name, {}) for each in tools[11:14]]  # a strange name, and two that are cut
+    calls = [(each.name, {}) for each in tools[10:13]]  # a strange name, and two that are cut
     with serve(Reply(calls=calls), Reply("done")) as model:
         ask(model, tools=tools)
         assert results(model) == ["ü", "1", "2"]
@@ -106,16 +105,21 @@ CALLS: dict[tuple[str, str], Any] = {
 }
 
 
-# A server without the package: argv has how it speaks, and the pages of its tools. A tool whose
-# name begins with `large` has a result of 100 MB. On HTTP it first prints its port.
+# A server without the package, which takes more than a second to import: argv has how it speaks,
+# and the pages of its tools. A tool whose name begins with `large` has a result of 100 MB, `die`
+# ends the server. On HTTP it first prints its port; `stubborn` is stdio, and deaf to its end and to
+# SIGTERM.
 RAW = """
-import json, sys, zlib
+import json, os, signal, sys, time, zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 way, pages = sys.argv[1], json.loads(sys.argv[2])
 
 def pieces(asked):
     given = asked.get("params") or {}
+    if given.get("name") == "die":
+        os.write(2, b"\\x1b[31mout of cheese")
+        os._exit(1)
     at = int(given.get("cursor") or 0)
     following = {"nextCursor": str(at + 1)} if at + 1 < len(pages) else {}
     results = {
@@ -158,13 +162,17 @@ class Handler(BaseHTTPRequestHandler):
         if packer:
             self.wfile.write(packer.flush())
 
-if way == "stdio":
+if way == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if way in ("stdio", "stubborn"):
     for line in sys.stdin:
         asked = json.loads(line)
         if "id" in asked:
             for part in pieces(asked):
                 sys.stdout.write(part)
             print(flush=True)
+    if way == "stubborn":
+        time.sleep(60)
 else:
     site = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     print(site.server_port, flush=True)
@@ -187,7 +195,7 @@ def raw(*names: str, **schema: Any) -> list[dict[str, Any]]:
 def raw_server(way: str, *pages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The entry of a server that has these pages of tools."""
     arguments = ["-c", RAW, way, json.dumps(pages)]
-    if way == "stdio":
+    if way in ("stdio", "stubborn"):
         yield {"command": sys.executable, "args": arguments}
         return
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -304,22 +312,16 @@ def test_what_a_server_says_besides_fills_no_disk(servers: Servers, tmp_path: Pa
 
 
 def test_a_server_that_ended_is_started_again_by_the_next_call(tmp_path: Path) -> None:
-    servers = connected(configure(tmp_path, io=STDIO))
-    with serve(
-        Reply(
-            calls=[
-                ("io__die", {}),
-                ("io__add", {"a": 1}),
-            ]
-        ),
-        Reply("done"),
-    ) as model:
-        ask(model, tools=servers.tools())
-        died, added = results(model)
-    assert "the MCP server io ended" in died
-    assert "out of cheese" in died
-    assert added == "11"
-    servers.close()
+    with raw_server("stdio", raw("die", "a")) as entry:
+        servers = connected(configure(tmp_path, io=entry))
+        calls: list[tuple[str, Any]] = [("io__die", {}), ("io__a", {})]
+        with serve(Reply(calls=calls), Reply("done")) as model:
+            ask(model, tools=servers.tools())
+            died, called = results(model)
+        assert "the MCP server io ended" in died
+        assert "out of cheese" in died
+        assert called == "called"
+        servers.close()
 
 
 @pytest.mark.parametrize(
@@ -353,13 +355,14 @@ def test_a_server_that_says_nothing_is_left_out_in_the_end(tmp_path: Path) -> No
 
 
 def test_a_server_that_is_late_is_reported_once_and_joins_when_it_is_ready(tmp_path: Path) -> None:
-    servers = start(configure(tmp_path, io=STDIO, slow=SILENT))
-    [notice] = servers.wait(Abort(), 0)
-    assert re.match(r"MCP servers still starting: (io, )?slow\. ", notice.text)
-    until(servers.tools)
-    with promptly():
-        assert [*servers.wait(Abort())] == []
-    servers.close()
+    with raw_server("stdio", raw("a")) as entry:
+        servers = start(configure(tmp_path, io=entry, slow=SILENT))
+        [notice] = servers.wait(Abort(), 0)
+        assert re.match(r"MCP servers still starting: (io, )?slow\. ", notice.text)
+        until(servers.tools)
+        with promptly():
+            assert [*servers.wait(Abort())] == []
+        servers.close()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"servers": {}}', '{"mcpServers": [1]}'])
@@ -385,7 +388,6 @@ def test_one_task_waits_for_the_servers_and_what_a_rule_allows_is_called(tmp_pat
         touch = {"command": "touch", "args": [f"{ws}/{place}.ran"]}
         (ws / place).write_text(json.dumps({"mcpServers": {"evil": touch}}))
         marks.append(ws / f"{place}.ran")
-    configure(tmp_path, io=STUBBORN, bad={"command": "no-such-program"})
     tasks = [
         {
             "agent": name,
@@ -405,15 +407,14 @@ def test_one_task_waits_for_the_servers_and_what_a_rule_allows_is_called(tmp_pat
             )
         return Reply(str(said[0])) if said else Reply(calls=[ADD])
 
-    with (
-        serve(script) as model,
-        OneShot(tmp_path, model, "--allow", "mcp:io__a*", "go") as child,
-    ):
-        assert child.end() == 0, child.err
+    with raw_server("stubborn", raw("add")) as entry, serve(script) as model:
+        configure(tmp_path, io=entry, bad={"command": "no-such-program"})
+        with OneShot(tmp_path, model, "--allow", "mcp:io__a*", "go") as child:
+            assert child.end() == 0, child.err
         general, explore, own = results(model)
-        assert general.startswith("11")
+        assert general.startswith("called")
         assert "a rule denies the tool" in explore
-        assert own == "11"
+        assert own == "called"
         assert child.err.count("MCP servers left out: bad (") == 1
         assert "Ignored in this folder: .coder/mcp.json" in child.err
     assert not any(mark.exists() for mark in marks)
@@ -523,16 +524,17 @@ def test_the_configuration_names_the_servers(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_server_outlives_the_program(tmp_path: Path, number: signal.Signals) -> None:
     """Nor does one that has not answered yet delay the end."""
-    configure(tmp_path, io=STUBBORN, slow=SILENT)
-    with serve(Reply("hi")) as model, OneShot(tmp_path, model, "go") as child:
-        for line in (" ".join(PROGRAM), "sleep 61"):
-            until(lambda: child.running(line), "the servers")  # noqa: B023
-        child.kill(number)
-        with promptly():
-            child.end()
-        gone(child.mark)
-        shutil.rmtree(child.temp)  # what nobody could tidy up
-        child.temp.mkdir()
+    with raw_server("stubborn", raw("a")) as entry, serve(Reply("hi")) as model:
+        configure(tmp_path, io=entry, slow=SILENT)
+        with OneShot(tmp_path, model, "go") as child:
+            for line in (f"{sys.executable} -c {RAW}", "sleep 61"):
+                until(lambda: child.running(line), "the servers")  # noqa: B023
+            child.kill(number)
+            with promptly():
+                child.end()
+            gone(child.mark)
+            shutil.rmtree(child.temp)  # what nobody could tidy up
+            child.temp.mkdir()
 
 
 def test_ctrl_c_ends_the_wait_for_a_server(tmp_path: Path) -> None:

@@ -9,19 +9,16 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("mcp")
-
-from mcp import ClientSession, StdioServerParameters, types
-from mcp.client.stdio import stdio_client
-
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from tests.harness import results
+from tests.late import Late, needs
 from tests.terminal import until
 
+needs("mcp", extra="mcp")
+mcp = Late("mcp")
+stdio = Late("mcp.client.stdio")
 ROOT = Path(__file__).parents[1]
-Talk = Callable[[ClientSession], Coroutine[Any, Any, Any]]
+Talk = Callable[[Any], Coroutine[Any, Any, Any]]  # with the session of a client
 
 
 def writes(body: Body) -> Reply:
@@ -34,7 +31,7 @@ def writes(body: Body) -> Reply:
 def talk(tmp_path: Path, server: ScriptedServer, what: Talk, **client: Any) -> Any:
     """Start the program, and let a client talk to it."""
     names = {"OPENAI_BASE_URL": server.url, "OPENAI_MODEL": "script", "HOME": str(tmp_path)}
-    parameters = StdioServerParameters(
+    parameters = mcp.StdioServerParameters(
         command=sys.executable,
         args=["-m", "coder", "mcp-server"],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)} | names,
@@ -43,8 +40,8 @@ def talk(tmp_path: Path, server: ScriptedServer, what: Talk, **client: Any) -> A
 
     async def run() -> Any:
         async with (
-            stdio_client(parameters) as (reads, sends),
-            ClientSession(reads, sends, **client) as session,
+            stdio.stdio_client(parameters) as (reads, sends),
+            mcp.ClientSession(reads, sends, **client) as session,
         ):
             await session.initialize()
             return await what(session)
@@ -61,45 +58,49 @@ def folder(tmp_path: Path) -> Path:
 def answering(action: str, seen: list[str], **content: Any) -> Any:
     """A client that answers every form so."""
 
-    async def elicit(context: Any, params: Any) -> types.ElicitResult:
+    async def elicit(context: Any, params: Any) -> Any:
         seen.append(params.message)
-        return types.ElicitResult(action=action, content=content or None)  # type: ignore[arg-type]
+        return mcp.types.ElicitResult(action=action, content=content or None)  # type: ignore[arg-type]
 
     return elicit
 
 
-@pytest.mark.parametrize(
-    ("action", "allow", "is_written"),
-    [
-        pytest.param("accept", True, True, id="allowed"),
-        pytest.param("accept", False, False, id="denied"),
-        pytest.param("decline", None, False, id="declined"),
-    ],
-)
-def test_the_client_is_asked_and_told_of_progress(
-    tmp_path: Path, action: str, allow: bool | None, is_written: bool
-) -> None:
-    work = folder(tmp_path)
+# What the client does with the form, and what it holds
+FORMS: dict[str, tuple[str, dict[str, bool] | None]] = {
+    "allowed": ("accept", {"allow": True}),
+    "denied": ("accept", {"allow": False}),
+    "declined": ("decline", None),
+}
+
+
+def test_the_client_is_asked_and_told_of_progress(tmp_path: Path) -> None:
     seen: list[str] = []
     told: list[str | None] = []
+    forms = iter(FORMS.values())
+
+    async def elicit(context: Any, params: Any) -> Any:
+        seen.append(params.message)
+        action, content = next(forms)
+        return mcp.types.ElicitResult(action=action, content=content)
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
         told.append(message)
 
-    async def call(session: ClientSession) -> Any:
-        words = {"prompt": "Make it.", "cwd": str(work)}
-        return await session.call_tool("code", words, progress_callback=progress)
+    async def call(session: Any) -> Any:
+        texts = []
+        for name in FORMS:
+            (tmp_path / name).mkdir()
+            words = {"prompt": "Make it.", "cwd": str(tmp_path / name)}
+            answer = await session.call_tool("code", words, progress_callback=progress)
+            texts.append(answer.content[0].text)
+        return texts
 
-    content = {} if allow is None else {"allow": allow}
     with ScriptedServer(writes) as server:
-        answer = talk(
-            tmp_path, server, call, elicitation_callback=answering(action, seen, **content)
-        )
-    assert answer.content[0].text == "All is done."
-    assert (work / "made.txt").exists() == is_written
-    assert len(seen) == 1
-    assert "made.txt" in seen[0]
-    assert told == ["write made.txt"]
+        assert talk(tmp_path, server, call, elicitation_callback=elicit) == ["All is done."] * 3
+    assert [name for name in FORMS if (tmp_path / name / "made.txt").exists()] == ["allowed"]
+    assert len(seen) == 3
+    assert all("made.txt" in each for each in seen)
+    assert told == ["write made.txt"] * 3
     offered = [tool["function"]["name"] for tool in server.requests[0]["tools"]]
     assert "bash" in offered
     assert "ask_user" not in offered  # the client's form knows yes and no
@@ -108,7 +109,7 @@ def test_the_client_is_asked_and_told_of_progress(
 def test_a_client_that_cannot_be_asked_needs_rules(tmp_path: Path) -> None:
     work = folder(tmp_path)
 
-    async def call(session: ClientSession) -> Any:
+    async def call(session: Any) -> Any:
         return await session.call_tool("code", {"prompt": "Make it.", "cwd": str(work)})
 
     with ScriptedServer(writes) as server:
@@ -122,7 +123,7 @@ def test_a_call_that_repeats_itself_asks_nobody(tmp_path: Path) -> None:
     work = folder(tmp_path)
     seen: list[str] = []
 
-    async def call(session: ClientSession) -> Any:
+    async def call(session: Any) -> Any:
         return await session.call_tool("code", {"prompt": "Look.", "cwd": str(work)})
 
     with ScriptedServer(lambda body: Reply(calls=[("ls", {})])) as server:
@@ -139,7 +140,7 @@ def test_a_cancelled_call_ends_the_run(tmp_path: Path) -> None:
     def sleeps(body: Body) -> Reply:
         return Reply(calls=[("bash", {"command": command})])
 
-    async def call(session: ClientSession) -> Any:
+    async def call(session: Any) -> Any:
         words = {"prompt": "Sleep.", "cwd": str(work)}
         task = asyncio.create_task(session.call_tool("code", words))
         await asyncio.to_thread(until, lambda: (work / "begun").exists())
@@ -192,7 +193,7 @@ def test_other_requests_are_answered_while_a_session_opens(tmp_path: Path) -> No
 
 
 def test_a_missing_folder_is_an_error_of_the_call(tmp_path: Path) -> None:
-    async def call(session: ClientSession) -> Any:
+    async def call(session: Any) -> Any:
         return await session.call_tool("code", {"prompt": "x", "cwd": "/nowhere"})
 
     with ScriptedServer(writes) as server:

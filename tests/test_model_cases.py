@@ -10,6 +10,7 @@ test_search.py, test_processes.py and test_loop.py.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import tomllib
@@ -222,11 +223,15 @@ def task_of(server: ScriptedServer) -> Tool:
 def files_of(folder: Path) -> dict[str, str]:
     """The files and what they hold, but for git's own."""
     found = dict[str, str]()
-    for path in folder.rglob("*"):
-        held = None if ".git" in path.parts else held_by(path)
-        if held is not None:
-            text = held.decode("utf-8", "replace") if isinstance(held, bytes) else held
-            found[str(path.relative_to(folder))] = text
+    for parent, folders, files in os.walk(folder):
+        if ".git" in folders:
+            folders.remove(".git")
+        for name in [*folders, *files]:
+            path = Path(parent, name)
+            held = held_by(path)
+            if held is not None:
+                text = held.decode("utf-8", "replace") if isinstance(held, bytes) else held
+                found[str(path.relative_to(folder))] = text
     return found
 
 

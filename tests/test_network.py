@@ -16,6 +16,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -738,26 +739,30 @@ def test_a_head_without_an_end_is_not_waited_for(start: bytes, more: bytes) -> N
 # ---- connections that are kept -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("promise", "pause", "connections"),
-    [
-        ("", 0, 1),
-        ("", 5.2, 2),
-        ("timeout=60, max=100", 0, 1),
-        ("timeout=600", 5.2, 2),
-        ("max=5; Timeout = 1", 1.2, 2),
-        ("timeout=0", 0, 2),
-    ],
-)
-def test_a_connection_is_kept_for_5_s_or_for_as_long_as_the_server_says(
-    promise: str, pause: float, connections: int
-) -> None:
-    with serve(Reply("well", headers={"Keep-Alive": promise})) as server:
-        model = ChatModel("m", base_url=server.url)
-        for wait in (0, pause):
-            threading.Event().wait(wait)
-            assert ask_model(model)[1].text == "well"
-        assert server.connections == connections
+# What the server says of it, the seconds between two requests, and the connections that they need
+KEPT: dict[str, tuple[str, float, int]] = {
+    "nothing, soon": ("", 0, 1),
+    "nothing, late": ("", 5.2, 2),
+    "a minute, soon": ("timeout=60, max=100", 0, 1),
+    "ten minutes, late": ("timeout=600", 5.2, 2),
+    "a second, late": ("max=5; Timeout = 1", 1.2, 2),
+    "no second, soon": ("timeout=0", 0, 2),
+}
+
+
+def test_a_connection_is_kept_for_5_s_or_for_as_long_as_the_server_says() -> None:
+    def connections_of(name: str) -> int:
+        promise, pause, _ = KEPT[name]
+        with serve(Reply("well", headers={"Keep-Alive": promise})) as server:
+            model = ChatModel("m", base_url=server.url)
+            for wait in (0, pause):
+                threading.Event().wait(wait)
+                assert ask_model(model)[1].text == "well"
+            return server.connections
+
+    with ThreadPoolExecutor(len(KEPT)) as pool:  # the seconds pass at the same time
+        needed = dict(zip(KEPT, pool.map(connections_of, KEPT)))
+    assert needed == {name: connections for name, (*_, connections) in KEPT.items()}
 
 
 def test_a_connection_is_probed_while_nothing_comes() -> None:

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
-import openai
 import pytest
 
 from coder import __version__
@@ -26,12 +24,15 @@ from coder.events import Event
 from coder.loop import run_loop
 from coder.types import Request, RunResult
 from tests.harness import FAST, add, drive, serve, types
+from tests.late import Late
 from tests.terminal import promptly
 from tests.test_cli import Place
 from tests.test_network import certificates, secure, server_tls
 
 __all__ = ["certificates"]  # a fixture
 
+httpx2 = Late("httpx2")
+openai = Late("openai")
 PROXIES = "http_proxy https_proxy all_proxy no_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY"
 
 
@@ -46,7 +47,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def client_of(server: ScriptedServer, **options: Any) -> openai.OpenAI:
+def client_of(server: ScriptedServer, **options: Any) -> Any:
     return openai.OpenAI(**{"base_url": server.url, "api_key": "sk-of-the-client"} | options)
 
 
@@ -170,7 +171,7 @@ def test_a_key_that_no_header_can_carry_is_not_shown() -> None:
 
 def test_a_client_inside_a_wrapper_that_traces_is_used_through_it() -> None:
     class Traced:
-        def __init__(self, client: openai.OpenAI) -> None:
+        def __init__(self, client: Any) -> None:
             self.client = client
             self.sent: list[str] = []
 

@@ -19,7 +19,7 @@ import pytest
 from coder.devtools.scripted import Body, Reply
 from coder.permissions.sandbox import Sandbox
 from tests.harness import results, serve, shell
-from tests.terminal import ROOT, OneShot, Terminal, until
+from tests.terminal import ROOT, OneShot, Terminal, read_of_process, until
 from tests.test_sandbox import FINE, landlock, seccomp
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is left is found in /proc")
@@ -36,12 +36,10 @@ WAYS = {
 def lines() -> dict[int, str]:
     """The command lines of all living processes."""
     found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
+    for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            if line := (entry / "cmdline").read_bytes():
-                found[int(entry.name)] = (
-                    line.replace(b"\0", b" ").decode("utf-8", "replace").strip()
-                )
+            line = read_of_process(name, "cmdline").replace(b"\0", b" ")
+            found[int(name)] = line.decode("utf-8", "replace").strip()
     return found
 
 
@@ -157,7 +155,7 @@ def test_a_timeout_ends_what_its_command_started_and_no_other(
             calls=[
                 (
                     "bash",
-                    {"command": line, "timeout": [10, 60][not count]},
+                    {"command": line, "timeout": [5, 60][not count]},
                 )
             ]
         )
@@ -165,7 +163,7 @@ def test_a_timeout_ends_what_its_command_started_and_no_other(
     flags = ("-y", "--sandbox", sandbox, "go")
     with serve(script) as server, OneShot(tmp_path, server, *flags) as run:
         assert run.end() == 0
-        assert "[stopped after 10 s" in results(server)[1]
+        assert "[stopped after 5 s" in results(server)[1]
         assert alive == [True, True, True]
         until(lambda: not any(map(sleeping, kept)))
 
@@ -301,7 +299,7 @@ def test_a_program_keeps_its_own_children_and_their_exit_codes(ws: Path, seconds
     script = """
 line = f"echo a; sleep 0.3; {started('cleared', seconds + '.5')}; {started('apart', seconds + '.6')}; exec sleep 300"
 ended = subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=True)
-ws.call("bash", command=line, timeout=10)
+ws.call("bash", command=line, timeout=5)
 until(lambda: not sleeping(f"{seconds}.5") and not sleeping(f"{seconds}.6"))
 ws.call("bash", command=f"env -i sleep {seconds}.7 >/dev/null 2>&1 &")
 print([each.poll() for each in mine], ended.wait())

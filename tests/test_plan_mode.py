@@ -442,28 +442,29 @@ def test_the_model_is_told_that_plan_mode_is_over_however_it_was_left(
         assert told(server) == ["go", OVER, "more"], "once, and also where the run was taken back"
 
 
-@pytest.mark.parametrize("keys", ["\r", "\x1b", "no\r", "\x04"])
-def test_a_plan_that_is_not_taken_up_leaves_the_prompt_in_plan_mode(
-    tmp_path: Path, keys: str
-) -> None:
+def test_a_plan_that_is_not_taken_up_leaves_the_prompt_in_plan_mode(tmp_path: Path) -> None:
+    answers = {"Enter": "\r", "Esc": "\x1b", "a word": "no\r", "Ctrl+D": "\x04"}
     with (
         serve(Reply("A plan.")) as server,
         Terminal(tmp_path, server, "--plan") as session,
     ):
-        session.enter("go")
-        session.expect(PLANNED)
-        session.settled()
-        session.type(keys)
-        session.prompt()
-        assert bare(session.output).endswith("plan ❯ ")
-        assert len(server.requests) == 1
+        for name, keys in answers.items():
+            session.enter(name)
+            session.expect(PLANNED)
+            session.settled()
+            session.type(keys)
+            session.prompt()
+            assert bare(session.output).endswith("plan ❯ "), name
+            assert told(server)[-1] == name
+            session.ready()
+        assert len(server.requests) == len(answers)
         session.enter("on")
         session.expect(PLANNED)
         session.settled()
         session.ctrl_c()
         session.prompt()
         session.ready()
-        assert told(server) == ["go", "on"]
+        assert told(server) == [*answers, "on"]
 
 
 def test_a_command_can_stand_at_the_question_and_what_was_typed_before_goes_first(

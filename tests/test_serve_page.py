@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="the extra `serve` is not installed")
-pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
-
 from coder.devtools.scripted import ScriptedServer
 from tests.browser import CHROMIUM, Browser, Page
+from tests.late import needs
 from tests.serving import TOKEN, Served, reply_by_prompt
 from tests.terminal import until
 
+needs("starlette", "uvicorn", extra="serve")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
 
 QUESTION = ".question"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -586,7 +587,7 @@ def test_silence_is_ended_though_comments_come(silent: Reply, limit: str) -> Non
 
 
 def test_no_limit_is_none() -> None:
-    with serve(Reply("fine", hold=0.3, pace=0.3)) as server:
+    with serve(Reply("fine", hold=0.1, pace=0.05)) as server:
         events, result = ask(server, model={"first_byte_timeout": 0, "idle_timeout": 0})
     assert result.text == "fine"
     assert "retry" not in types(events)
@@ -637,26 +638,41 @@ NULL = chunk("null", content="")
 STOP = chunk("stop", content="x")
 
 
-@pytest.mark.parametrize("close", ["hang", "reset"])
-@pytest.mark.parametrize(
-    ("chunks", "text"),
-    [
-        ([EARLY], "again"),
-        ([EARLY, PART], "again"),
-        ([EARLY, PART, REST], "a seen"),
-        ([chunk("null", content="x"), NULL], "again"),
-        ([chunk("NULL", content="half")], "again"),
-        ([NULL, STOP], "x"),
-        ([NULL, STOP, NULL], "x"),
-        ([chunk("length", tool_calls=[piece('0 i look {"pa')])], "the output limit"),
-    ],
-    ids=range(8),
-)
-def test_a_finish_before_the_end_is_none(chunks: list[Any], text: str, close: Any) -> None:
-    """Without an end mark, and the connection stays open or breaks."""
-    first = Reply(chunks=stream(*chunks, done=False), close=close)
-    with serve(first, Reply("again")) as server, promptly():
-        events, result = ask(server, tools=[look], model={"idle_timeout": 0.5})
+# Chunks without an end mark, and a text of the answer or of its result; "again": it is asked again
+UNENDED: dict[str, tuple[list[Any], str]] = {
+    "a call without arguments": ([EARLY], "again"),
+    "a part of the arguments": ([EARLY, PART], "again"),
+    "all of the arguments": ([EARLY, PART, REST], "a seen"),
+    "a text, and null as a word": ([chunk("null", content="x"), NULL], "again"),
+    "null in capitals": ([chunk("NULL", content="half")], "again"),
+    "null, and a finish": ([NULL, STOP], "x"),
+    "a finish between two nulls": ([NULL, STOP, NULL], "x"),
+    "the output limit": (
+        [chunk("length", tool_calls=[piece('0 i look {"pa')])],
+        "the output limit",
+    ),
+}
+Ended = dict[str, tuple[list[Any], Any]]  # the events and the result of each
+
+
+@pytest.fixture(scope="module", params=["hang", "reset"])
+def ended(request: pytest.FixtureRequest) -> Ended:
+    """The connection stays open, or breaks. All at once: most wait for AFTER_FINISH."""
+
+    def talk(chunks: list[Any]) -> tuple[list[Any], Any]:
+        first = Reply(chunks=stream(*chunks, done=False), close=request.param)
+        with serve(first, Reply("again")) as server:
+            return ask(server, tools=[look], model={"idle_timeout": 0.5})
+
+    with promptly(), ThreadPoolExecutor(len(UNENDED)) as pool:
+        runs = pool.map(talk, [chunks for chunks, _ in UNENDED.values()])
+        return dict(zip(UNENDED, runs))
+
+
+@pytest.mark.parametrize("name", UNENDED)
+def test_a_finish_before_the_end_is_none(name: str, ended: Ended) -> None:
+    chunks, text = UNENDED[name]
+    events, result = ended[name]
     retries = [event.error.kind for event in all_of(Retry, events)]
     results = str([each["content"] for each in result.messages if each["role"] == "tool"])
     if text == "again":

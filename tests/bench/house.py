@@ -80,6 +80,16 @@ class Density:
             (len(source.splitlines()), name),
         )
 
+    def include(self, room: Density) -> None:
+        """Count what was counted in a room."""
+        self.files += room.files
+        self.code_lines += room.code_lines
+        self.tokens += room.tokens
+        self.constructs += room.constructs
+        self.decisions += room.decisions
+        self.longest_file = max(self.longest_file, room.longest_file)
+        self.longest_function = max(self.longest_function, room.longest_function)
+
     def figures(self) -> Figures:
         return {
             "tokens": self.tokens,
@@ -153,14 +163,15 @@ def room_of(module: str) -> str:
 
 def measure(folder: Path) -> tuple[Density, dict[str, Density]]:
     """The density of a package without its demonstration project: of the whole, and by room."""
-    whole = Density()
     rooms = dict[str, Density]()
     for path in sorted(folder.rglob("*.py")):
         if "demo_project" in path.parts:
             continue
         module = str(path.relative_to(folder).with_suffix(""))
-        for density in (whole, rooms.setdefault(room_of(module), Density())):
-            density.add(path, module)
+        rooms.setdefault(room_of(module), Density()).add(path, module)
+    whole = Density()
+    for room in rooms.values():
+        whole.include(room)
     return whole, rooms
 
 
