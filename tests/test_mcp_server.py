@@ -176,7 +176,7 @@ def test_other_requests_are_answered_while_a_session_opens(tmp_path: Path) -> No
     text = f"open({str(tmp_path / 'gate')!r}).read()\ndef setup(api): pass\n"
     (plugins / "slow.py").write_text(text)
 
-    async def call(session: ClientSession) -> Any:
+    async def call(session: Any) -> Any:
         words = {"prompt": "Make it.", "cwd": str(work)}
         task = asyncio.create_task(session.call_tool("code", words))
         # Returns when the plugin has opened the other end: then the session is opening

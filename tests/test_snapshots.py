@@ -1478,6 +1478,7 @@ def test_what_a_tool_changes_before_all_is_checked_is_known_as_far_as_git_knows_
     track(desk, {"other form": b"1\r\n"}, "-c", "core.autocrlf=true")
     settle()
     files = WorkspaceFiles(str(desk.folder), str(desk.data))
+    files.first_look.read_index()
     files.first_look.survey()
     files.begin_step()
     for name in ("plain", "private", "shared", "other form"):
@@ -1506,6 +1507,7 @@ def test_what_a_file_tool_writes_before_all_is_checked_is_known(desk: Desk) -> N
     track(desk, {"other form": b"1\r\n"}, "-c", "core.autocrlf=true")
     settle()
     files = WorkspaceFiles(str(desk.folder), str(desk.data))
+    files.first_look.read_index()
     files.first_look.survey()
     files.begin_step()
     for name in ("private", "other form"):
@@ -1588,6 +1590,7 @@ def files(tmp_path: Path) -> Iterator[WorkspaceFiles]:
 def test_a_file_that_is_not_read_yet_is_lost_if_it_changes(files: WorkspaceFiles) -> None:
     """It is not taken for a new one: to undo the making of a file is to remove it."""
     root = Path(files.root)
+    files.first_look.read_index()
     files.first_look.survey()
     files.end_step()
     (root / "d/a").write_text("2")
@@ -1613,6 +1616,7 @@ def test_a_file_that_a_tool_names_is_kept_before_it_is_written(
 ) -> None:
     root = Path(files.root)
     if is_surveyed:
+        files.first_look.read_index()
         files.first_look.survey()
     files.end_step()
     for path in ("d/a", "d/new"):
@@ -1621,6 +1625,7 @@ def test_a_file_that_a_tool_names_is_kept_before_it_is_written(
         files.keep(path)  # what it is now is not what it was
         (root / path).write_text("3")
     if not is_surveyed:
+        files.first_look.read_index()
         files.first_look.survey()
         files.first_look.read_rest()
     changes = files.end_step()
@@ -1778,6 +1783,7 @@ def test_contents_that_an_older_version_has_kept_can_be_brought_back(desk: Desk)
 
 def test_what_changes_while_it_is_read_is_lost(files: WorkspaceFiles) -> None:
     """What was read may be what the tool has written."""
+    files.first_look.read_index()
     files.first_look.survey()
     files.end_step()
     Path(files.root, "d/a").write_text("2")

@@ -1,5 +1,6 @@
 """The first look at a workspace: which files there are, and what they hold.
 
+read_index()    # what git has added
 survey()        # what is there, and which files are as git has added them
 check()         # which of these are not quite so
 read_rest()     # all else is read; another thread may look for changes meanwhile
@@ -63,23 +64,26 @@ class FirstLook:
 
     def run(self) -> None:
         """All of it. Raises StoreError, OSError."""
+        self.read_index()
+        # Many answers need no tool, and to end a watch takes the kernel 10 to 20 ms
+        self.known.is_needed.wait(SHORT_ANSWER)
+        if self.closing.is_set():
+            return
         self.survey()
         if len(self.known.unread) <= BATCH:
             self._read_unread()  # a tool waits for these
         self.check()
         self.read_rest()
 
+    def read_index(self) -> None:
+        """Read what git has added, and when."""
+        self._began = time.time_ns()
+        self.index.read()
+        self.store.in_git = self.index.blobs
+
     def survey(self) -> None:
         """Find all files, and those that git has as they are. Raises StoreError, OSError."""
-        self._began = time.time_ns()
         index = self.index
-        # What git has added, and when
-        index.read()
-        self.store.in_git = index.blobs
-        # Many answers need no tool, and to end a watch takes the kernel 10 to 20 ms
-        self.known.is_needed.wait(SHORT_ANSWER)
-        if self.closing.is_set():
-            return
         # From now on changes of tracked files are reported: git finds those up to now, while all
         # folders are listed
         self.watch.begin()
