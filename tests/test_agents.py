@@ -10,7 +10,7 @@ from coder.agent.profiles import BUILT_IN, AgentSpec, choices, load_agents
 from coder.agent.titles import BEGINNING, LONGEST, Titler
 from coder.ai import ChatModel
 from coder.devtools.scripted import Reply, ScriptedServer
-from coder.parts import TOOLS
+from coder.parts import PATCHING, TOOLS
 from coder.permissions.permissions import Permissions
 from coder.permissions.rules import Rule
 from tests.harness import serve
@@ -43,6 +43,13 @@ def test_rules_say_what_is_offered(name: str, mode: str, hidden: bool, tools: li
         "what it must not have is denied in its rules (coder/agent/profiles.py)"
     )
     assert (spec in choices(BUILT_IN, "primary", "subagent")) is not hidden
+
+
+def test_a_model_that_is_trained_on_apply_patch_has_all_other_tools_too() -> None:
+    others = {each.name for each in TOOLS} - {"write", "edit"}
+    assert {each.name for each in PATCHING} == others | {"apply_patch"}, (
+        "a tool goes into TOOLS and into PATCHING of tools/built_in.py"
+    )
 
 
 REVIEWER = """---

@@ -13,8 +13,10 @@ import pytest
 from coder.devtools.scripted import Reply
 from coder.events import Retry
 from coder.providers.errors import RetryPolicy, classify, explain, happened, retry_hint
+from coder.settings import SETTINGS
 from coder.types import ModelError
 from tests.harness import ask, serve
+from tests.test_readme import PAGES
 
 
 def said(message: str = "no", **more: Any) -> dict[str, Any]:
@@ -380,8 +382,26 @@ def test_the_policy_doubles_with_jitter_up_to_a_cap_and_never_waits_less_than_it
             or 0
             for _ in range(50)
         ]
-        assert most * 0.75 <= min(delays) < max(delays) <= most, (
-            'if the waits changed, change "Waiting and retries" in docs/servers.md, too'
-        )
+        assert most * 0.75 <= min(delays) < max(delays) <= most
     assert [policy.delay(asking(wait), 1) for wait in (9, 60, 61)] == [9, 60, None]
     assert policy.delay(ModelError("auth", ""), 1) is None
+
+
+def test_the_waits_of_the_program_and_of_a_library_program_are_those_of_the_documents() -> None:
+    policy = RetryPolicy()
+    base, cap, most = round(policy.base), round(policy.cap), round(policy.max_delay)
+    setting = SETTINGS["CODER_RETRY_BASE"]
+    assert setting.default == policy.base, (
+        "change `retry_base` in settings.py, which the program uses"
+    )
+    assert f"({base})" in setting.help, "change the help of `retry_base` in settings.py"
+    said = {
+        "docs/library.md": [f"RetryPolicy(base={base}, cap={cap}, max_delay={most})"],
+        "docs/servers.md": [
+            f"retried after {base}, {2 * base}, {4 * base}, ... {cap} seconds",
+            f"obeyed up to {most} seconds",
+        ],
+    }
+    for page, sentences in said.items():
+        text = " ".join(PAGES[page].split())
+        assert [each for each in sentences if each not in text] == [], f"change it in {page}"

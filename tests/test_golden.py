@@ -127,6 +127,7 @@ class Story:
                 return f"{self.id(event.id)} {event.result.content!r}{mark}"
             case Retry():
                 return f"{event.attempt} {event.error.kind}"
+        assert event.type in FIELDS, "add it to FIELDS, and to the stories of runs that have it"
         names = FIELDS[event.type].split()
         values = [getattr(event, name) for name in names]
         return " ".join(

@@ -1,4 +1,4 @@
-"""The tools that the agent has. A new one is added here."""
+"""The tools that the agent has. A new one is added here, to both lists."""
 
 from __future__ import annotations
 
