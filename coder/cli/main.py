@@ -275,10 +275,7 @@ def check_task(arguments: argparse.Namespace, prompt: str) -> None:
 
 
 def run_interactive(settings: Settings, arguments: argparse.Namespace, first: str) -> int:
-    """The session at the prompt.
-
-    The prompt comes first; what is slow to load is loaded after it.
-    """
+    """The session at the prompt. The prompt is shown first; what is slow to load comes later."""
     from coder.cli.input import Keyboard, Leave, mode
     from coder.cli.screen import Screen
 
