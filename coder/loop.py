@@ -100,7 +100,7 @@ def run_to_end(run: Run) -> Events[RunResult]:
             yield events.Status("preparing")
             end = yield from run_steps(run)
         except Aborted as error:
-            run.abort.set(str(error))  # mostly it is set; a hook may have raised Aborted itself
+            run.abort.set(str(error))  # if a hook has raised it: all that checks the token stops
             end = run.abort_end()
             yield from run.settle()
         except KeyboardInterrupt as error:
@@ -176,8 +176,8 @@ def run_steps(run: Run) -> Events[End]:
 def run_step(run: Run) -> Events[End | None]:
     """Ask the model, and run the tools that it calls.
 
-    Returns None if tools were called, and the model has to see their results. Else the End: without
-    an answer, after an answer without calls, or by a tool.
+    Returns None if tools were called, and the model has to see their results. Else the End: no
+    attempt has brought an answer, the answer has no calls, or its calls end the run.
     """
     # The request, and its answer
     yield run.begin_step()

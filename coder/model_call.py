@@ -39,7 +39,7 @@ def ask(run: Run) -> Events[Completion | End]:
                     return End("length", CONTEXT_LIMIT, error)
                 continue
             delay = failures.add(error)
-            if delay is None:  # too many errors, or one that will not pass
+            if delay is None:  # too many errors, or one for which no wait helps
                 return End("error", failures.text(error), error)
             yield from wait_to_retry(run, attempt=failures.attempts, delay=delay, error=error)
             continue

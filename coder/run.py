@@ -34,7 +34,7 @@ ABORTED_BY = {"aborted": "aborted by the user", "max_time": "the time limit was 
 
 @dataclass
 class End:
-    """A reason to end the run, and the run's last text.
+    """A reason to end the run, and the text that it ends with.
 
     `continuable`: a queued message or a reminder continues the run instead; this End is dropped.
     """
@@ -108,8 +108,8 @@ class Run:
     compactions: int = 0  # since the newest answer
     was_reminded: bool = False  # the model has got a reminder to call (text_calls.py)
     offered: Toolset = field(init=False)  # the tools of the newest request, after the hooks
-    history: History = field(init=False)
-    repetitions: Repetitions = field(init=False)
+    history: History = field(init=False)  # the same list; its `repair` puts it in order
+    repetitions: Repetitions = field(init=False)  # counts calls that bring nothing new
 
     # The current step
     in_step: bool = False

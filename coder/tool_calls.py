@@ -122,7 +122,7 @@ def start_call(run: Run, opened: OpenCall) -> Events[End | None]:
         yield opened.close(ToolResult(f"Not run: {run.abort_reason}.", is_error=True))
         return None
 
-    # A call that this answer has already is not run twice
+    # It equals an earlier call of this answer, and nothing was changed in between: not run again
     if run.repetitions.seen_in_answer(call):
         yield opened.close(ToolResult(SAME_AS_ABOVE))
         return None
