@@ -89,7 +89,7 @@ def run(argv: Sequence[str]) -> int:
         from coder.sources import load  # late: not for --help
 
         enter(arguments.cwd)
-        with contextlib.ExitStack() as demo:  # with --demo its server runs until the task is done
+        with contextlib.ExitStack() as demo:  # with --demo, a server that runs until the end
             if arguments.demo:
                 prompt = demo.enter_context(demonstration(arguments))
             else:

@@ -147,7 +147,7 @@ DECODER = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
 def _read_document(
     response: Response, body: Iterable[bytes], assembler: Assembler
 ) -> Iterator[Event]:
-    """Feed the one document: a completion, or an error, after which an end mark may follow."""
+    """Feed the one document: a completion, or an error. After an error an end mark may follow."""
     data = bytearray()
     for piece in body:
         data += piece
