@@ -59,9 +59,9 @@ def one_shot(session: Session, arguments: argparse.Namespace, prompt: str) -> in
         if session_id and not arguments.quiet:
             show_way_on(screen, result, session_id)
         session.settle()  # again: a signal may have broken it off
-        if code == 0 and session_id and not session.is_kept:  # it could not be written
-            return 1
-        return code
+        # A conversation that could not be written is a failure, whatever the answer
+        was_lost = session_id is not None and not session.is_kept
+        return code or int(was_lost)
     finally:
         screen.status()
         screen.finish_line()
