@@ -7,15 +7,15 @@ def main() -> int:
     """Start the command line, without the current folder on the path: it may hold another rich.py.
 
     Until the path is clean, only modules are imported that Python has loaded at its start. Under
-    plain `python -m coder` this comes too late for a folder `coder` in the current one: it is
-    imported instead of this package. The console script and `python -P -m coder` do not do that.
+    plain `python -m coder` this comes too late for a folder `coder` in the current one: Python
+    imports that folder instead of this package. The console script and `python -P -m coder` do not.
     """
     try:
         import os
 
         try:
             here = {os.getcwd(), os.path.realpath(os.curdir)}
-        except OSError:  # the folder was removed: main.py reports it, if the folder is needed
+        except OSError:  # the folder was removed: cli/main.py reports it, if it is needed
             here = set()
         sys.path[:] = [path for path in sys.path if os.path.isabs(path) and path not in here]
         import gc
@@ -29,10 +29,10 @@ def main() -> int:
         from coder.cli.main import main as command_line
 
         code = command_line()
-        leave(code)  # does not return
+        leave(code)
     except KeyboardInterrupt:
         code = 130
-    return code
+    return code  # only after an interrupt: `leave` has ended the process otherwise
 
 
 def leave(code: int) -> None:

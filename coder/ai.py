@@ -142,7 +142,9 @@ class ChatModel:
         If the server rejects a parameter, and the answer can do without it, the answer is asked for
         again without the parameter.
         """
-        dropped: frozenset[str] = frozenset()  # parameters that this answer does without
+        # Parameters that are left out because this server rejected them: `dropped` for this answer,
+        # `self._rejected` always. The first become the second once the server takes a request
+        dropped: frozenset[str] = frozenset()
         requests = 0
         while True:
             # One request, without what the server is known to reject
@@ -158,7 +160,7 @@ class ChatModel:
                 )
             except ModelError as error:
                 if error.kind != "bad_request":
-                    # Another error: without what was dropped the server took the request
+                    # Some other failure: the server took the request without what was dropped
                     self._rejected.update(dropped)
                     raise
                 # Once more, if the server names a parameter that can be left out
@@ -170,7 +172,7 @@ class ChatModel:
                     yield Notice(f"The server rejects {parameter!r}; it is no longer sent.")
                 continue
 
-            # The answer. What was left out for it is not sent again by this process
+            # The answer
             self._rejected.update(dropped)
             if not self._has_warned and has_dropped(answer, body):
                 self._has_warned = True

@@ -58,7 +58,7 @@ class Crew:
         hooks: list[Hooks] = [chain]
         if parts.servers:
             hooks.append(FunctionHooks(on_run_start=self._take_servers))
-        # _set_spec gives it its tools and its prompt
+        # Without tools and prompt, which _set_spec gives it
         self.agent = Agent(
             self.model,
             reasoning=self.settings.reasoning,
@@ -160,9 +160,9 @@ class Crew:
         redactor = self.parts.redactor
         idle = settings.idle_timeout
         first = settings.first_byte_timeout
-        if first is None:
+        if first is None:  # not less than `idle`, where 0 is no limit
             first = max(FIRST_BYTE_TIMEOUT, idle) if idle else 0
-        # A client has the address and the key
+        # A client of the openai package has the address and the key itself
         server: dict[str, Any] = {"client": self.client}
         if self.client is None:
             server = {"base_url": settings.base_url, "api_key": settings.api_key}
@@ -198,8 +198,11 @@ class Crew:
             hooks.append(instructions.FolderInstructions(self.parts.cwd))
         compaction = self._make_compaction(model)
         if compaction:
-            guard = optional("coder.extend.guard")  # a summary may fail, and the run goes on
-            hooks.append(guard.Guard(compaction, seconds=None) if guard else compaction)
+            guard = optional("coder.extend.guard")
+            if guard:  # if the summary fails, the run goes on
+                hooks.append(guard.Guard(compaction, seconds=None))
+            else:
+                hooks.append(compaction)
         if self.parts.redaction:
             hooks.append(self.parts.redaction.Redaction(self.parts.redactor))
         chain = HookChain(*hooks)
@@ -235,7 +238,7 @@ class Crew:
 
     def prompt_for(self, model: ChatModel, spec: AgentSpec) -> str:
         """The system prompt of an agent: rules, place, instruction files, skills."""
-        # A sub-agent never asks, and its own prompt says so
+        # Whether the prompt has to say that nobody answers questions; a sub-agent's own does
         is_alone = not self.options.ask and spec.mode != "subagent"
         parts = self.parts
         prompt = system_prompt(parts.cwd, model.name, parts.instructions, spec.prompt, is_alone)

@@ -100,7 +100,7 @@ def run_to_end(run: Run) -> Events[RunResult]:
             yield events.Status("preparing")
             end = yield from run_steps(run)
         except Aborted as error:
-            run.abort.set(str(error))  # so that all that looks at the token stops, too
+            run.abort.set(str(error))  # if a hook has raised it: all that checks the token stops
             end = run.abort_end()
             yield from run.settle()
         except KeyboardInterrupt as error:
@@ -109,8 +109,8 @@ def run_to_end(run: Run) -> Events[RunResult]:
             yield from run.settle()
             interrupt = error  # raised again below
         finally:
-            # A normal end leaves nothing to settle. After another exception, or if the consumer
-            # has stopped, nobody can get these events
+            # For the other ways out: another exception, or a consumer that has stopped. Nobody can
+            # get these events then. After all other ends nothing is left to settle
             drain(run.settle())
         yield events.Status("ended")
         yield events.RunEnd(
@@ -143,7 +143,8 @@ def run_steps(run: Run) -> Events[End]:
         if problem:
             raise ValueError(f"{problem}: give the run a prompt")
 
-    # Until the first answer the hook on_length goes by the tokens of an earlier run's last answer
+    # How long the list is, in tokens, was kept with the last answer of an earlier run. The hook
+    # on_length needs it before this run's first answer
     run.history.repair()
     run.last_usage = kept_usage(run.messages)
 
@@ -175,8 +176,8 @@ def run_steps(run: Run) -> Events[End]:
 def run_step(run: Run) -> Events[End | None]:
     """Ask the model, and run the tools that it calls.
 
-    Returns None if the run goes on after tool calls; else the End: of the answer, of its tools, or
-    of attempts that failed. `continue_run` may take back one that is continuable.
+    Returns None if tools were called, and the model has to see their results. Else the End: no
+    attempt has brought an answer, the answer has no calls, or its calls end the run.
     """
     # The request, and its answer
     yield run.begin_step()
@@ -186,7 +187,8 @@ def run_step(run: Run) -> Events[End | None]:
         yield run.end_step("error", Usage())  # "error": there is no finish_reason
         return answer
 
-    # The calls in it, each of which gets a result
+    # Its calls, each of which gets a result. An answer with calls has an End only if a content
+    # filter has stopped it
     end = end_of(answer, run.model.context_window)
     if answer.calls:
         yield events.Status("running_tools")
@@ -213,7 +215,7 @@ def reason_not_to_ask(messages: list[Message], hooks: Hooks) -> Events[str]:
 def continue_run(run: Run, end: End) -> Events[End | None]:
     """Queue what continues the run (run.pending) and return None; else return the End.
 
-    That is a steering message or, without one, a follow-up or, without one, a reminder.
+    Steering messages come first; without one, follow-ups; without one, a reminder to call.
     """
     queued = yield from resolve(run.hooks.get_steering_messages())
     if not queued:
@@ -227,9 +229,10 @@ def continue_run(run: Run, end: End) -> Events[End | None]:
 
 
 def remind_to_call(run: Run, end: End) -> Events[End | None]:
-    """Remind the model, if its answer only writes or announces a call; else returns the End.
+    """Queue a reminder and return None, if the answer only writes or announces a call; else return
+    the End.
 
-    The second time the run ends with an error.
+    The second time in a run that is an error.
     """
     text = reminder(
         answer=run.text,

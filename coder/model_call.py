@@ -27,7 +27,7 @@ def ask(run: Run) -> Events[Completion | End]:
         # Before each attempt a hook may shorten the list, if it is near the limit
         yield from compact(run, "threshold")
 
-        # An attempt that fails: a shorter list, a wait, or the end
+        # If the attempt fails: once more with a shorter list or after a wait, or the end
         try:
             answer = yield from stream_answer(run)
         except ModelError as error:
@@ -39,22 +39,22 @@ def ask(run: Run) -> Events[Completion | End]:
                     return End("length", CONTEXT_LIMIT, error)
                 continue
             delay = failures.add(error)
-            if delay is None:
+            if delay is None:  # too many errors, or one for which no wait helps
                 return End("error", failures.text(error), error)
             yield from wait_to_retry(run, attempt=failures.attempts, delay=delay, error=error)
             continue
 
-        # An answer that the full context has cut: again, if the list can be shortened; else it is
-        # accepted, and end_of ends the run
+        # If the full context has cut the answer: once more, if the list can be shortened; else it
+        # is accepted, and end_of ends the run
         if fills_context(answer, run.model.context_window):
             is_shorter = yield from compact(run, "length")
             if is_shorter:
                 continue
 
-        # An empty answer: again, but only once
+        # If the answer is empty: a second attempt, but no third
         if is_empty(answer) and not empty_is_fine:
             empty_is_fine = True
-            failures.attempts += 1  # but no error
+            failures.attempts += 1  # it counts as an attempt, not as one of `max_errors`
             nothing = ModelError("empty", "the answer was empty", retryable=True)
             yield from wait_to_retry(run, attempt=failures.attempts, delay=0.0, error=nothing)
             continue
@@ -83,7 +83,8 @@ def end_of(answer: Completion, context_window: int) -> End | None:
     if answer.calls:
         return None
     if fills_context(answer, context_window):
-        error = ModelError("overflow", "the context is full")  # no error of the server's
+        # The server has reported no error: this one tells programs why the text is cut
+        error = ModelError("overflow", "the context is full")
         return End("length", answer.text or CONTEXT_LIMIT, error)
     if answer.finish == "length":
         return End("length", answer.text or CUT, continuable=True)
@@ -138,8 +139,9 @@ def stream_answer(run: Run) -> Events[Completion]:
             if isinstance(event, events.TextDelta):
                 run.partial.append(event.text)
             yield event
-            if run.abort.reason:  # without a call for each token
-                run.abort.check()  # a model of the user's own may never do so
+            # A model of the user's own may never check. `reason` first: no call for each token
+            if run.abort.reason:
+                run.abort.check()
     if not is_started:  # an empty answer
         yield events.MessageStart({"role": "assistant", "content": ""})
     answer = stream.value
@@ -153,13 +155,15 @@ def make_request(run: Run) -> Events[Request]:
 
     `run.offered` is set to the tools that are in it.
     """
-    # The hooks choose and convert what is sent. They may change the list, too: it is repaired again
+    # The hooks choose and convert what is sent; mostly it is the list itself. They may also have
+    # changed the list: it is repaired again, and so is what they made of it
     chosen = yield from resolve(run.hooks.transform_context(run.messages, run.abort))
     converted = yield from resolve(run.hooks.convert_to_llm(chosen))
     run.history.repair()
     if converted is not run.messages:
         converted = repair(converted)
 
+    # Its messages are converted when they are needed, from its `source` (wire.py)
     request = RunRequest.of(
         converted.copy(),
         run.model.name,
@@ -188,7 +192,7 @@ def wait_to_retry(run: Run, attempt: int, delay: float, error: ModelError) -> Ev
 
 def accept(run: Run, answer: Completion) -> Events[None]:
     """Add the answer to the list, unless it is empty, and report it. Its calls are open then."""
-    # The newest answer is this one
+    # It is the newest answer now
     run.partial = []
     run.compactions = 0
     run.text = answer.text
@@ -196,10 +200,12 @@ def accept(run: Run, answer: Completion) -> Events[None]:
     run.answer_message = answer.message
     answer.message["meta"] = run.new_meta()
 
-    # From here on, whatever stops the run, its calls get results
+    # Its calls wait for results. They are open before the list has them: whatever stops the run
+    # from here on, `settle` gives each a result
     recognize_calls(run, answer)
     run.open_calls = [OpenCall(call, run.tool_context(call)) for call in answer.calls]
     if answer.text or answer.calls:
+        # With how many tokens the list has now, for on_length in a later run
         keep_usage(answer.message, answer.usage, len(run.messages))
         run.messages.append(answer.message)
     yield events.MessageEnd(answer.message)

@@ -124,27 +124,27 @@ def options_of(cwd: str | Path, keywords: Keywords) -> Options:
     folder = Path(os.path.realpath(os.path.expanduser(cwd)))
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {cwd}")
+    # The keywords that are no options, or not in this form: they are taken out of `given`
     given: dict[str, Any] = dict(keywords)
     config = given.pop("config", None)
-    config_path = Path(os.path.realpath(config)) if config else config_folder()
     data = given.pop("data", None)
-    data_path = Path(os.path.realpath(data)) if data else data_folder()
     model = given.pop("model", "")
+    wanted_settings = given.pop("settings", None)
+    sandbox = given.pop("sandbox", "")
+    rules = given.pop("rules", ())
+    functions = given.pop("tools", ())
+
+    # What they name
+    config_path = Path(os.path.realpath(config)) if config else config_folder()
+    data_path = Path(os.path.realpath(data)) if data else data_folder()
     if not isinstance(model, str | ChatModel):
         raise ConfigError(
             "model is a name or a ChatModel; a model of your own goes into an Agent or run_loop"
         )
-    settings = settings_of(
-        folder,
-        given.pop("settings", None),
-        model,
-        given.pop("sandbox", ""),
-        config_path,
-    )
-    rules = given.pop("rules", ())
+    settings = settings_of(folder, wanted_settings, model, sandbox, config_path)
     if isinstance(rules, Mapping):
         rules = rules_of(dict(rules), FLAG)
-    tools = [one if isinstance(one, Tool) else tool(one) for one in given.pop("tools", ())]
+    tools = [one if isinstance(one, Tool) else tool(one) for one in functions]
     return Options(
         cwd=folder,
         settings=settings,
@@ -164,7 +164,8 @@ def settings_of(
     sandbox: str,
     config: Path,
 ) -> Settings:
-    """The settings of a session: loaded, or those given, with this model. Raises ConfigError."""
+    """The settings of a session: loaded, or those given; with this model and sandbox, if they are
+    not "". Raises ConfigError."""
     name = model if isinstance(model, str) else model.name
     if isinstance(given, Settings):
         found = copy.copy(given)
@@ -263,7 +264,8 @@ class Parts:
         module = needed(name, str(folder)) if folder.exists() else optional(name)
         if module:
             taken = {tool.name for tool in (*TOOLS, *PATCHING, *self.extra_tools)} | MADE_LATER
-            self.plugins = plugins = module.Plugins(folder, taken, self.notices.append)
+            plugins = module.Plugins(folder, taken, self.notices.append)
+            self.plugins = plugins
             self.users_hooks += plugins.hooks
             self.extra_tools += plugins.tools
 
@@ -304,12 +306,13 @@ class Parts:
         own = [skill for skill in files.skills.values() if not skill.digest]
         folders = [os.path.realpath(skill.path.parent) for skill in own]
         rules = [Rule("external_directory", f"{folder}/*", "allow", "skills") for folder in folders]
-        self.permissions.rules[:0] = rules  # so that the user's own rules decide
+        # In front of the user's own: the last rule that matches decides
+        self.permissions.rules = rules + self.permissions.rules
         return files
 
     def _homes_of_skills(self) -> list[Path]:
         """Where other agents keep the user's skills."""
-        if self.config != config_folder():  # nothing of the user's is wanted
+        if self.config != config_folder():  # the program wants its own files, not the user's
             return []
         homes = [Path(os.path.expanduser(home)) for home in ("~/.agents", "~/.claude")]
         return [home for home in homes if home.is_absolute()]

@@ -34,8 +34,10 @@ ABORTED_BY = {"aborted": "aborted by the user", "max_time": "the time limit was 
 
 @dataclass
 class End:
-    """A reason to end the run, and its text. One that is `continuable` is dropped if a queued
-    message or a reminder continues the run."""
+    """A reason to end the run, and the text that it ends with.
+
+    `continuable`: a queued message or a reminder continues the run instead; this End is dropped.
+    """
 
     stop_reason: StopReason
     text: str
@@ -55,10 +57,10 @@ class OpenCall:
     # The newest texts of its ToolUpdates: the output that is kept, if it is aborted
     updates: deque[str] = field(default_factory=lambda: deque(maxlen=100))
 
-    # By the monotonic clock, in seconds
-    tool_began: float | None = None  # None: the tool is not running
-    user_seconds: float = 0.0  # in which the user replied to its questions
-    tool_seconds: float = 0.0  # in which it ran, without hooks and without `user_seconds`
+    # How long the tool has run, without its hooks and without the user's replies
+    tool_seconds: float = 0.0
+    user_seconds: float = 0.0  # that its questions waited for the user's replies
+    tool_began: float | None = None  # by the monotonic clock; None: it is not running
 
     def begin_tool(self) -> None:
         self.tool_began = time.monotonic()
@@ -101,19 +103,18 @@ class Run:
     pending: list[Message]  # prompts and queued messages that are not in the list yet
     steps: int = 0
     usage: Usage = field(default_factory=Usage)  # with that of sub-agents
-    last_usage: Usage = field(default_factory=Usage)  # of the newest answer; zeros: unknown
+    last_usage: Usage = field(default_factory=Usage)  # of the newest answer; empty if unknown
     text: str = ""  # of the newest answer
     compactions: int = 0  # since the newest answer
-    # The model was told, in this run, that it wrote or announced a call instead of making it
-    was_reminded: bool = False
+    was_reminded: bool = False  # the model has got a reminder to call (text_calls.py)
     offered: Toolset = field(init=False)  # the tools of the newest request, after the hooks
-    history: History = field(init=False)
-    repetitions: Repetitions = field(init=False)
+    history: History = field(init=False)  # the same list; its `repair` puts it in order
+    repetitions: Repetitions = field(init=False)  # counts calls that bring nothing new
 
     # The current step
     in_step: bool = False
-    partial: list[str] = field(default_factory=list)  # the text that has arrived, in pieces
-    answer_message: Message = field(default_factory=dict)
+    partial: list[str] = field(default_factory=list)  # the text of an answer that still comes
+    answer_message: Message = field(default_factory=dict)  # the whole answer; {} until it is there
     open_calls: list[OpenCall] = field(default_factory=list)
     tool_messages: list[Message] = field(default_factory=list)  # the results so far
 
@@ -159,7 +160,8 @@ class Run:
     def add_pending(self) -> Events[None]:
         while self.pending:
             message = self.pending[0]
-            # First the append: an interrupt between the two doubles the message, and loses none
+            # First the append: an interrupt between the two lines then loses no message. `settle`
+            # adds it a second time
             self.messages.append(message)
             self.pending.pop(0)
             yield from _report(message)
@@ -167,8 +169,9 @@ class Run:
     def add_result(self, opened: OpenCall) -> Events[None]:
         assert opened.result
         message = tool_message(opened.call.id, opened.result)
+        # First the append: an interrupt between the two lines then loses no result. `settle` adds
+        # it a second time, and its `repair` drops one of the two
         self.messages.append(message)
-        # After the append: an interrupt between them leaves the result twice, and repair drops one
         self.open_calls.remove(opened)
         self.tool_messages.append(message)
         yield from _report(message)
@@ -201,9 +204,11 @@ class Run:
 
     @property
     def abort_reason(self) -> str:
-        """Why, in words. "stopped" if no abort was set: after an exception, or if the consumer
-        takes no more events."""
-        return ABORTED_BY.get(self.abort.reason, self.abort.reason or "stopped")
+        """Why the run was aborted, in words."""
+        reason = self.abort.reason
+        if not reason:  # no abort: an exception, or the consumer takes no more events
+            return "stopped"
+        return ABORTED_BY.get(reason, reason)  # a program may set a reason of its own
 
     def abort_result(self, opened: OpenCall) -> ToolResult:
         """The result of a tool that was aborted: its output so far, and why."""
@@ -218,9 +223,11 @@ class Run:
         """The End of a run that was aborted, by the user or by a time limit."""
         if self.abort.reason != "max_time":
             return End("aborted", "Request aborted.")
-        limit = "Time limit"  # of the parent's run, if this one has none
-        if self.limits.max_seconds is not None:
-            limit = f"Time limit of {self.limits.max_seconds:g} s"
+        seconds = self.limits.max_seconds
+        if seconds is None:  # the limit is that of the parent's run
+            limit = "Time limit"
+        else:
+            limit = f"Time limit of {seconds:g} s"
         return End("max_time", self.text or f"{limit} reached, task may be incomplete.")
 
 

@@ -159,12 +159,12 @@ class Session:
     ) -> Events[RunResult[V]]:
         """One run: its events, the last of which is `run_end`; the generator returns its RunResult.
 
-        `cancel` counts from here on. `images` and `output` are as in Agent.prompt. Raises
-        RuntimeError during a run. A question waits until it is answered: by its own `reply`, before
-        the next event is taken, or by `answer`.
+        It begins with its first event, but a `cancel` from this call on ends it. `images` and
+        `output` are as in Agent.prompt. Raises RuntimeError during a run. A question waits until it
+        is answered: by its own `reply`, before the next event is taken, or by `answer`.
         """
         self._check_idle()
-        # However the plan was left: what was denied in it is still in the conversation
+        # The conversation still holds what was denied in plan mode: say that it no longer counts
         if self._was_planning and not self.spec.read_only:
             message = user(PLAN_IS_OVER)
             message["meta"]["own"] = True  # the program's: it stays when the run is taken back
@@ -246,7 +246,8 @@ class Session:
                         return value
                     while self.notices:
                         yield Notice(self.notices.pop(0))
-                    may_ask = self.options.ask and event.type in ASKING  # cheap: for each token
+                    # `type` first: most events are tokens, and no questions
+                    may_ask = self.options.ask and event.type in ASKING
                     question = question_in(event) if may_ask else None
                     if question:
                         yield from self._ask(question, event)
@@ -256,7 +257,7 @@ class Session:
             self.settle()
 
     def _ask(self, question: Question, event: Event) -> Events[None]:
-        """Yield the event that is or carries the question, and wait for the answer."""
+        """Yield the event that is the question, or a sub-agent's with it; wait for the answer."""
         self._questions.put(question)
         try:
             yield event

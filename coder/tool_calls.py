@@ -1,7 +1,7 @@
 """Running the tool calls of one answer: hooks around each, repetitions not run, output cut once.
 
-Start events and result messages come in the order of the answer. The tool set says what runs
-together.
+Start events and result messages come in the order of the answer. The tool set says which
+neighbouring calls run at the same time (`group_size`), and runs them (`outputs_of`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SKIPPED = "Skipped due to queued user message."
 
 
 def reason_not_to_run(answer: Completion, end: End | None) -> str:
-    """Why none of the calls of an answer is run; "" if they are."""
-    if end:  # the content filter stopped an answer with calls
+    """Why none of the calls of an answer is run; "" if they are. `end` is that of `end_of`."""
+    if end:  # a content filter has stopped the answer
         return NOT_RUN
     if answer.finish == "length":
         return ANSWER_CUT
@@ -38,7 +38,7 @@ def reason_not_to_run(answer: Completion, end: End | None) -> str:
 def skip_calls(run: Run, reason: str) -> Events[None]:
     """Give each open call a result that says why it is not run."""
     for opened in run.open_calls[:]:
-        yield from announce_call(run, opened)  # wrong arguments no longer matter
+        yield from announce_call(run, opened)  # no matter whether its arguments fit
         yield opened.close(ToolResult(reason, is_error=True))
         yield from run.add_result(opened)
 
@@ -51,7 +51,8 @@ def run_tools(run: Run) -> Events[End | None]:
     """
     run.repetitions.begin_answer()
     while run.open_calls:
-        # Start the next group, which is one call alone, or neighbours that run side by side
+        # Start the calls of the next group, until one ends the run. A group is one call alone, or
+        # neighbours that run at the same time
         size = run.offered.group_size([opened.call for opened in run.open_calls])
         group: list[OpenCall] = []
         end: End | None = None
@@ -61,14 +62,13 @@ def run_tools(run: Run) -> Events[End | None]:
             if end:
                 break
 
-        # Run it, also if its last call has ended the run; results enter the list in the order of
-        # the answer
+        # Run those that have started, also if the last of them has ended the run. Their results
+        # enter the list in the order of the answer
         yield from run_group(run, group)
         for opened in group:
             yield from run.add_result(opened)
 
-        # A tool ends the run with its value, a call that repeats itself ends it, and so do calls
-        # that bring nothing new
+        # What else may end the run: a tool with its value, or calls that bring nothing new
         if end is None:
             end = end_by_tool(group)
         if end is None:
@@ -89,8 +89,8 @@ def run_tools(run: Run) -> Events[End | None]:
 def announce_call(run: Run, opened: OpenCall) -> Events[ToolResult | None]:
     """Bring the arguments of a call to the types of its tool, and report its start.
 
-    If they do not fit, the event has {} for them, and the failure is returned: start_call makes it
-    the result.
+    If they do not fit, the event has {} for them, and the failure is returned: it can be the
+    call's result.
     """
     call = opened.call
     failure: ToolResult | None = None
@@ -122,14 +122,15 @@ def start_call(run: Run, opened: OpenCall) -> Events[End | None]:
         yield opened.close(ToolResult(f"Not run: {run.abort_reason}.", is_error=True))
         return None
 
-    # A repetition: of a call of this answer; or the third equal call in a row, which is refused,
-    # or the fourth, which ends the run
+    # It equals an earlier call of this answer, and nothing was changed in between: not run again
     if run.repetitions.seen_in_answer(call):
         yield opened.close(ToolResult(SAME_AS_ABOVE))
         return None
     run.repetitions.add_to_answer(call, run.offered.changes_nothing(call))
+
+    # The third equal call in a row is refused, the fourth ends the run
     end = yield from stop_repetition(run, opened)
-    if opened.result:  # it was refused
+    if opened.result:  # it was refused; only then there can be an End
         return end
 
     # Unusable arguments: no hook sees the call
@@ -168,6 +169,7 @@ def run_group(run: Run, group: list[OpenCall]) -> Events[None]:
     """Run the tools of calls without a result. An abort becomes the result of those it stops."""
     calls = [opened for opened in group if opened.result is None]
     generators = [run.offered.run(opened.call, opened.ctx) for opened in calls]
+    # Pairs: the index of a call, and an event of its tool or, at its end, its result
     outputs = run.offered.outputs_of(generators, run.abort)
     for opened in calls:
         opened.begin_tool()
@@ -203,7 +205,8 @@ def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
     opened.end_tool()
     changed = yield from call_hook(run, opened, hook=run.hooks.after_tool_call, argument=result)
     if changed:
-        changed.final = changed.final or result.final
+        if changed.final is None:  # a new result does not keep a tool from ending the run
+            changed.final = result.final
         result = changed
     result.content = truncate_content(result.content, run.limits.max_output)
     run.repetitions.add(opened.call, result)
@@ -220,13 +223,13 @@ def end_by_tool(group: list[OpenCall]) -> End | None:
 
 
 def stop_repetition(run: Run, opened: OpenCall) -> Events[End | None]:
-    """Give the call a result instead of running it: the third equal call in a row (the threshold),
-    if the two before it had equal results.
+    """Refuse the third equal call in a row (the threshold), if the two before it had equal results:
+    it gets a result without being run.
 
-    Returns the End of the run at the fourth time.
+    At the fourth, returns the End of the run.
     """
     call = opened.call
-    count = run.repetitions.times_in_a_row(call)
+    count = run.repetitions.times_in_a_row(call)  # with equal results, this call included
     if count < run.repetitions.threshold:
         return None
     problem = f"{call.name} was called {count} times in a row with the same arguments"

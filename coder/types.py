@@ -11,12 +11,14 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 T = TypeVar("T")
-if TYPE_CHECKING:  # with a default: RunResult alone is RunResult[Any]. Python has it from 3.13 on
+# V: the output of a run. For type checkers it has a default, so that RunResult alone is
+# RunResult[Any]; Python itself has defaults of type variables only from 3.13 on
+if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     V = TypeVarWithDefault("V", default=Any)
 else:
-    V = TypeVar("V")  # the output of a run
+    V = TypeVar("V")
 Report = Callable[[str], object]  # takes a sentence for the user
 
 
@@ -33,7 +35,8 @@ Message = dict[str, Any]
 StopReason = Literal[
     "stop", "length", "content_filter", "max_steps", "max_time", "doom_loop", "aborted", "error"
 ]
-Transient = Literal["rate_limit", "server", "network", "incomplete", "empty"]  # it may pass
+# Errors that may pass by themselves: a later attempt can succeed
+Transient = Literal["rate_limit", "server", "network", "incomplete", "empty"]
 ErrorKind = Literal[
     Transient, "overflow", "quota", "auth", "bad_request", "not_found", "protocol", "no_call"
 ]
@@ -48,8 +51,7 @@ class Usage:
     `output`.
 
     `estimated`: the server reported nothing, the numbers are an estimate. `cost`: in the currency
-    of the user's prices; None if a price is missing. An empty usage does not make the cost of a sum
-    unknown.
+    of the user's prices; None if a price is missing.
     """
 
     input: int = 0
@@ -64,7 +66,7 @@ class Usage:
         return not (self.input or self.output or self.cost)
 
     def __add__(self, other: Usage) -> Usage:
-        if self.is_empty:
+        if self.is_empty:  # its cost is None, but not unknown: it is nothing
             cost = other.cost
         elif other.is_empty:
             cost = self.cost
@@ -112,7 +114,8 @@ class ToolResult:
 
 @dataclass(slots=True)
 class Final:
-    """Returned by a tool, it ends the run: `value` is the run's output, and as text its text."""
+    """A tool that returns it ends the run. `value` is the run's output; written out, it is also
+    the run's text."""
 
     value: Any
 
@@ -209,7 +212,7 @@ class Limits:
     max_seconds: float | None = None
     max_errors: int = 5
     max_compactions: int = 2  # between two answers
-    # So many equal calls in a row: the last one is not run, if those before it had equal results
+    # 3: the third equal call in a row is not run, if the two before it had equal results
     doom_loop_threshold: int = 3
     max_output: int = 30_000  # characters of one tool result that the model sees
 
@@ -240,7 +243,8 @@ class Budget:
 class RunResult(Generic[V]):
     """What `run_loop` returns: the fields of RunEnd and the list of messages that it extended.
 
-    `value` is the output, `misfit` what is wrong with an answer that had to have a form.
+    `value` is the output. `misfit`: what is wrong with the answer, if `output=` asked for a form
+    that it does not have.
     """
 
     stop_reason: StopReason

@@ -59,7 +59,7 @@ class Agent:
     conversation, which is kept there.
     """
 
-    # An attribute that would do nothing (max_steps, model) cannot be set
+    # So that an attribute that would do nothing (agent.max_steps = 9) is an error
     __slots__ = (
         "__weakref__",
         "_idle",
@@ -168,9 +168,9 @@ class Agent:
         abort: Abort | None = None,
         budget: Budget | None = None,
     ) -> Events[RunResult[V]]:
-        """`prompt` as a generator of events, which returns the RunResult; it begins at `next`.
+        """`prompt` as a generator of events, which returns the RunResult.
 
-        `budget` counts the run's steps, instead of `limits`.
+        It begins with its first event. `budget` counts the run's steps, instead of `limits`.
         """
         form: StructuredAnswer | None = None
         if output is not None:
@@ -193,7 +193,7 @@ class Agent:
         if problem and not self.has_queued_messages:
             raise ValueError(f"{problem}: prompt the agent, or queue a message")
         messages = []
-        if problem and not self.steering:  # the loop itself takes steering messages first
+        if problem and not self.steering:  # which the loop takes at its start, unlike follow-ups
             messages = self.follow_ups.take()
         return drain(self._run_and_notify(lambda abort: self._start_loop(messages, abort), token))
 
@@ -218,7 +218,7 @@ class Agent:
         """The events of a run, each told to the state and to the subscribers first."""
         run = start(token)
         with self._idle:
-            self._check_idle()  # again: this begins at `next`, and another run may have begun
+            self._check_idle()  # again: another run may have begun before this one's first event
             self.token = token
             self.state.is_streaming = True
         try:

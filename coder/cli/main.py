@@ -61,28 +61,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             with process.graceful_shutdown():
                 return run(sys.argv[1:] if argv is None else argv)
         finally:
-            # What fails at Python's own end would have a message and code of its own
+            # Here, not at Python's own end, where a failure has another message and exit code
             sys.stdout.flush()
     except KeyboardInterrupt:
         return process.INTERRUPTED
     except BrokenPipeError:  # the reader of the output has left, or the disk is full
-        # What stdout still holds must not fail once more at the very end
+        # What stdout still holds goes nowhere: at Python's end it would fail once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the words ask for; returns the exit code.
-
-    What is wrong with them is written to stderr in one line.
-    """
+    """Do what the words ask for; returns the exit code. What is wrong with them is written to
+    stderr in one line."""
     try:
         check_clock()
         if argv and argv[0] in SUBCOMMANDS:
             process.hide_process()
             enter(".")
             subcommands = needed("coder.cli.subcommands", argv[0])
-            return int(getattr(subcommands, argv[0].replace("-", "_"))(argv[1:]))
+            subcommand = getattr(subcommands, argv[0].replace("-", "_"))
+            return int(subcommand(argv[1:]))
         flags, words = split_at_dashes(argv)  # argparse loses words after a --
         arguments = parser().parse_intermixed_args(flags)  # --help and --version end here
         process.hide_process()  # before the key is read, and anything is started
@@ -90,14 +89,14 @@ def run(argv: Sequence[str]) -> int:
         from coder.sources import load  # late: not for --help
 
         enter(arguments.cwd)
-        with contextlib.ExitStack() as demo:
+        with contextlib.ExitStack() as demo:  # with --demo, a server that runs until the end
             if arguments.demo:
                 prompt = demo.enter_context(demonstration(arguments))
             else:
                 prompt = prompt_of(arguments)
             decide_mode(arguments, prompt)
             try:
-                settings = load(Path.cwd(), vars(arguments))  # some flags are named as settings are
+                settings = load(Path.cwd(), vars(arguments))  # -m has the name OPENAI_MODEL there
             except Missing as missing:
                 from coder.cli.models import complete  # late: only here
 
@@ -123,20 +122,23 @@ def open_session(settings: Settings, arguments: argparse.Namespace) -> Session:
     from coder.session import Session
     from coder.tools.processes import adopt_orphans
 
-    # For the whole process, which no other program shares
+    # For the whole process: a Session leaves that alone, since it may be in another program
     adopt_orphans()
     redaction = optional("coder.permissions.redact")
     if redaction:
         redaction.redact_logs(redaction.Redactor(*settings.keys))
+
+    # The MCP servers, which may have been started by _load_later
     mcp_file = config_folder() / "mcp.json"
     servers = None
     if mcp_file.exists():
         servers = needed("coder.extend.mcp", str(mcp_file)).start(mcp_file, Path.cwd())
         process.at_end.append(servers.close)
+
     session = Session.open(
         Path.cwd(),
         agent=arguments.agent,
-        resume=arguments.resume or arguments.continue_ or "",
+        resume=arguments.resume or arguments.continue_ or "",  # True (-c): the newest
         rules=arguments.rules,
         ask=arguments.can_ask,
         yolo=arguments.yolo,
@@ -179,31 +181,38 @@ def enter(folder: str) -> None:
         os.chdir(folder)
         os.getcwd()
     except OSError as error:
-        gone = "the working directory no longer exists: change to another one"
-        raise ConfigError(gone if folder == "." else f"--cwd {folder}: {error.strerror}") from None
+        problem = f"--cwd {folder}: {error.strerror}"
+        if folder == ".":  # no --cwd
+            problem = "the working directory no longer exists: change to another one"
+        raise ConfigError(problem) from None
 
 
 def prompt_of(arguments: argparse.Namespace) -> str:
-    """The words of the command line, and stdin if it is no terminal: alone it is the prompt,
-    next to one its context.
+    """The prompt: the words of the command line, and after them what came on stdin, as their
+    context; without words, what came on stdin.
     """
     words = " ".join(arguments.prompt).strip()
+    if arguments.interactive:  # stdin is the keyboard
+        return words
     needs_stdin = arguments.print and not words  # also from a terminal
-    piped = "" if arguments.interactive else process.read_stdin(always=needs_stdin)
-    if words and piped.strip():
-        return f"{words}\n\n<stdin>\n{piped}\n</stdin>"
-    return words or piped.strip()
+    piped = process.read_stdin(always=needs_stdin)
+    if not piped.strip():
+        return words
+    if not words:
+        return piped.strip()
+    return f"{words}\n\n<stdin>\n{piped}\n</stdin>"
 
 
 @contextlib.contextmanager
 def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
-    """While inside, a scripted model is served, and the folder is a scratch copy of the broken
-    project; its prompt.
+    """While inside, a scripted model is served, and the folder is a scratch copy of a project with
+    a bug. Yields the prompt.
     """
     from coder.cli.screen import Screen
 
     demo = needed("coder.devtools.demo", "--demo")
-    os.chdir(folder := demo.scratch_project())
+    folder = demo.scratch_project()
+    os.chdir(folder)
     screen = Screen(sys.stderr)
     screen.line(
         "This is a demonstration. A script answers instead of a language model, through a real server on this "
@@ -212,8 +221,10 @@ def demonstration(arguments: argparse.Namespace) -> Iterator[str]:
     screen.entry(demo.PROMPT)
     screen.line()
     with demo.demo_server() as server:
-        arguments.no_session, arguments.yolo = True, True
-        arguments.OPENAI_BASE_URL, arguments.OPENAI_MODEL = server.url, "script"
+        arguments.no_session = True
+        arguments.yolo = True
+        arguments.OPENAI_BASE_URL = server.url
+        arguments.OPENAI_MODEL = "script"
         yield demo.PROMPT
     sys.stderr.write(f"\nSee for yourself: cd {folder} && python3 -m unittest\n")
 
@@ -264,10 +275,7 @@ def check_task(arguments: argparse.Namespace, prompt: str) -> None:
 
 
 def run_interactive(settings: Settings, arguments: argparse.Namespace, first: str) -> int:
-    """The session at the prompt.
-
-    The prompt comes first; what is slow to load is loaded after it.
-    """
+    """The session at the prompt. The prompt is shown first; what is slow to load comes later."""
     from coder.cli.input import Keyboard, Leave, mode
     from coder.cli.screen import Screen
 
@@ -275,10 +283,11 @@ def run_interactive(settings: Settings, arguments: argparse.Namespace, first: st
     keyboard = Keyboard(data_folder() / "history")
     keyboard.label = partial(mode, arguments.agent or "build", arguments.yolo)
 
-    repls: list[Repl] = []  # empty until the first entry, then one
+    repls: list[Repl] = []  # empty until the first entry; from then on it has one
 
     def the_repl() -> Repl:
-        # An interrupt before it is kept would lead to a second one: the conversation is locked
+        # No interrupt between opening and keeping it: the next entry would open a second session,
+        # on a conversation that the first one has locked
         with process.defer_sigint():
             if not repls:
                 module = needed("coder.cli.repl", "the session at the prompt")
@@ -290,13 +299,13 @@ def run_interactive(settings: Settings, arguments: argparse.Namespace, first: st
     show_top(screen, settings, arguments)
     _load_later()
     process.raise_on_sigint()
-    at_once = []
+    at_once = []  # entries before those of the keyboard
     if first or arguments.is_resumed:
         at_once.append(first)
     try:
         for entry in itertools.chain(at_once, keyboard.entries()):
             try:
-                the_repl().begin(first)  # once, before the first entry
+                the_repl().begin(first)  # does nothing from the second entry on
                 the_repl().take(entry)
             except KeyboardInterrupt:  # between an entry and its run: the entry is given up
                 first = ""
@@ -312,7 +321,8 @@ def run_interactive(settings: Settings, arguments: argparse.Namespace, first: st
 
 def show_top(screen: Screen, settings: Settings, arguments: argparse.Namespace) -> None:
     """Show what is above the first prompt: where the session is, and what is not as usual in it."""
-    agent, model = arguments.agent or "build", settings.model
+    agent = arguments.agent or "build"
+    model = settings.model
     if agent not in ("build", "plan") or (config_folder() / "agents" / f"{agent}.md").exists():
         from coder.agent.profiles import choose, load_agents  # late: 9 ms
 
@@ -337,7 +347,8 @@ def _load_later() -> None:
 
     def import_all() -> None:
         path = config_folder() / "mcp.json"
-        if path.exists() and (mcp := optional("coder.extend.mcp")):
+        mcp = optional("coder.extend.mcp") if path.exists() else None
+        if mcp:
             mcp.start(path, Path.cwd())  # its programs start meanwhile; open_session gets them
         for name in ("rich.cells", "coder.cli.repl"):
             optional(name)

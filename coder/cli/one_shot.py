@@ -53,18 +53,19 @@ def one_shot(session: Session, arguments: argparse.Namespace, prompt: str) -> in
         images = [image for _, image in arguments.image]
         run = session.prompt(session.parts.fill(prompt), images)
         result = interrupts.show_all(run, session.agent.token, show)
-        if arguments.quiet:  # otherwise progress has done so
+        if arguments.quiet:  # otherwise `progress` has done it
             advise(session, result.error)
         code = finish(arguments, result)
         if session_id and not arguments.quiet:
             show_way_on(screen, result, session_id)
         session.settle()  # again: a signal may have broken it off
+        # A conversation that could not be written is a failure, whatever the answer
         was_lost = session_id is not None and not session.is_kept
         return code or int(was_lost)
     finally:
         screen.status()
         screen.finish_line()
-        session.notices.clear()  # shown, or of no use any more
+        session.notices.clear()  # shown, or of no use any more; `close` may add some
         session.close()
         for text in session.notices:
             sys.stderr.write(f"{strip_controls(text)}\n")
@@ -88,7 +89,8 @@ def report_start(session: Session, is_quiet: bool) -> None:
 
 
 def screen_of_progress() -> Screen:
-    """Stderr; on a terminal with both, the one screen that the answer has, too."""
+    """The screen on stderr. If stdout is a terminal as well, one screen on stdout has both the
+    progress and the answer."""
     one_terminal = sys.stdout.isatty() and sys.stderr.isatty()
     return Screen(sys.stdout if one_terminal else sys.stderr)
 
@@ -104,6 +106,7 @@ def make_progress(
         return show_nothing
     from coder.cli.render import Renderer  # late: with -q there is nothing to show
 
+    # The answer is shown as it comes only on a terminal
     answer_screen = None
     if arguments.output_format == "text" and sys.stdout.isatty():
         answer_screen = screen if screen.stream is sys.stdout else Screen(sys.stdout)
@@ -166,12 +169,12 @@ class Progress:
         if isinstance(event, MessageEnd) and self.render.answer_screen is None:
             self._show_remark(event.message)
         if isinstance(event, RunEnd):
-            advise(self.session, event.error)
+            advise(self.session, event.error)  # first: it completes the error that is shown
         if isinstance(event, RunEnd) and self.interrupts.ended:
             self.screen.line("stopped by a signal", "dim")
         else:
             self.render(event)
-        self.ask(event)
+        self.ask(event)  # after it: the question is asked below what is shown
 
     def _show_remark(self, message: Message) -> None:
         """Show what the model says on the way to its answer."""
@@ -198,6 +201,8 @@ class Printer:
         self.progress(event)
         if not self.is_stream and not isinstance(event, RunEnd):
             return
+
+        # The event, with what a program wants to know at the start and at the end
         fields = event.to_dict()
         if isinstance(event, RunStart):
             fields |= self._facts()
@@ -205,12 +210,13 @@ class Printer:
             if event.stop_reason == "aborted":
                 fields["text"] = answer_so_far(self.session.messages) or event.text
             if event.stop_reason == "stop" and is_without_answer(self.session.messages):
-                fields["text"] = ""  # not the text, which is the program's
+                fields["text"] = ""  # the event's text is no answer of the model
             if not self.is_stream:
                 del fields["type"]
                 fields["session_id"] = self.session_id
                 fields["messages"] = self.session.messages
-        # In ASCII on a terminal, which no character of it can drive then
+
+        # On a terminal in ASCII: no character in it can control the terminal then
         print_line(json.dumps(fields, ensure_ascii=sys.stdout.isatty(), default=repr))
 
     def _facts(self) -> dict[str, str | None]:
@@ -231,7 +237,8 @@ def finish(arguments: argparse.Namespace, result: RunResult) -> int:
     code.
     """
     if result.stop_reason == "stop" and is_without_answer(result.messages):
-        sys.stderr.write("The model answered nothing.\n")  # not the text, which is the program's
+        # Without result.text, which is no answer of the model
+        sys.stderr.write("The model answered nothing.\n")
         return process.LIMIT
     if arguments.output_format == "text" and result.stop_reason != "aborted":
         print_answer(result, arguments.quiet)
@@ -251,7 +258,7 @@ def print_answer(result: RunResult, is_quiet: bool) -> None:
     """Print the answer, if no terminal has shown it; with -q also why a run did not end well."""
     ended_well = result.stop_reason == "stop"
     to_terminal = sys.stdout.isatty()
-    # If the run did not end well, its text may be the program's, not the model's
+    # If the run did not end well, its text may be a sentence of this program, not of the model
     answer = result.text if ended_well else answer_so_far(result.messages)
     is_shown = to_terminal and not is_quiet  # then the Renderer has (make_progress)
     if answer and not is_shown:

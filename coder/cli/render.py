@@ -32,13 +32,13 @@ NAME_COLUMNS = 32  # of a sub-agent
 
 @dataclass
 class Worker:
-    """The agent of the run, or a sub-agent with a name."""
+    """The agent of the run, which has no name here, or a sub-agent."""
 
     started: float
     name: str = ""
-    call_id: str = ""  # of the call that it works for
+    call_id: str = ""  # of the `task` call that it works for
     titles: dict[str, str] = field(default_factory=dict)  # of its running calls, by their ids
-    ended: str = ""  # how
+    ended: str = ""  # how its run ended, in words
 
     @property
     def activity(self) -> str:
@@ -47,11 +47,11 @@ class Worker:
 
 @dataclass
 class Draft:
-    """The row that neighbouring calls of one tool share."""
+    """The unfinished row that neighbouring calls of one tool share."""
 
     tool: str = ""
     titles: str = ""
-    lines: int = 0
+    lines: int = 0  # of all their results
 
 
 class Renderer:
@@ -119,6 +119,7 @@ class Renderer:
             case events.RunEnd():
                 self._end_run(event, worker)
             case events.MessageStart(message={"role": "user", "meta": {"queued": True}} as message):
+                # What the user entered during the run
                 self._line("")
                 self.screen.entry(text_of(message))
                 self._line("")
@@ -131,7 +132,7 @@ class Renderer:
                 | events.ToolEnd()
             ):
                 self._show_call(event, worker)
-            case Nested():
+            case Nested():  # of an agent without a session: __call__ has unpacked all others
                 self._wait(HIDDEN.get(event.agent, HIDDEN["compaction"]))
             case _:
                 self._warn(event, worker)
@@ -185,14 +186,9 @@ class Renderer:
             self._line(f"The context is nearly full: {wording.FULL}", "yellow")
         self._notify(wording.why_stopped(event))
 
-    def _stream(
-        self,
-        kind: str,
-        text: str,
-        screen: Screen,
-        style: str = "",
-    ) -> None:
-        if self._delta_kind != kind:
+    def _stream(self, kind: str, text: str, screen: Screen, style: str = "") -> None:
+        """Write a piece of an answer or of a thought as it comes."""
+        if self._delta_kind != kind:  # it begins
             self.pause()
             text = text.lstrip("\n")
             self._delta_kind = kind if text else ""
@@ -247,7 +243,7 @@ class Renderer:
             case events.ToolStart():
                 self._last_question = None
                 if not worker.name:
-                    self.screen.status()  # its seconds begin
+                    self.screen.status()  # no status, so that the next one counts its own seconds
                 worker.titles[event.id] = event.title
             case events.ToolUpdate():
                 lines = event.text.rstrip().splitlines()
@@ -264,12 +260,13 @@ class Renderer:
         self._follows_call = True
         if self._is_answer(event):  # shown after the question
             return
-        if event.name in results.COUNTED_TOOLS and not self.verbose:
-            if worker.name:
-                return
-            if self.screen.live and not event.is_error:
-                self._join(title, event)
-                return
+        # Of reads and searches only the lines are counted, in one row; of a sub-agent's nothing
+        is_counted = event.name in results.COUNTED_TOOLS and not self.verbose
+        if is_counted and worker.name:
+            return
+        if is_counted and self.screen.live and not event.is_error:
+            self._join(title, event)
+            return
         self.pause()
         self._show_outcome(title, event, worker)
         self._show_result(event, worker)
@@ -286,7 +283,7 @@ class Renderer:
         if event.seconds >= 1:
             words += f"  {event.seconds:.1f}s"
         for subagent in self._subagents.values():
-            if subagent.call_id == event.id:
+            if subagent.call_id == event.id:  # its run says more than the result of its call
                 words = f" · {subagent.ended}"
         name = (f"  {worker.name} ", "dim") if worker.name else NOBODY
         mark = ("✗ ", f"bold {style}") if event.is_error else DONE
@@ -303,18 +300,19 @@ class Renderer:
         if worker.name:
             rows = rows[:1] if event.is_error else []
         for row in rows:
-            row = [("  ", ""), *row]
+            parts = [("  ", ""), *row]
             if not self.verbose:
-                row = list(results.fitted(row, self.screen.width - 1))
-            self.screen.exact_line(*row)
+                parts = list(results.fitted(parts, self.screen.width - 1))
+            self.screen.exact_line(*parts)
 
     def _join(self, title: str, event: events.ToolEnd) -> None:
         """Show a call whose result is counted, in the row of the calls before it if it fits."""
         draft = self._draft
-        # As if it shared the row: without the tool's name, which is there already
-        titles = f"{draft.titles}, {title.removeprefix(f'{draft.tool} ')}"
+        # How the row would be with it, without the tool's name, which is there already
+        added = title.removeprefix(f"{event.name} ")
+        titles = f"{draft.titles}, {added}"
         columns = cell_count(f"● {titles} · {draft.lines} lines")
-        if draft.tool != event.name or columns >= self.screen.width:  # a row of its own
+        if draft.tool != event.name or columns >= self.screen.width:  # a new row
             self.pause()
             draft = Draft()
             titles = title
@@ -333,8 +331,9 @@ class Renderer:
     ) -> Parts:
         """The row of a call: whose it is, its title and what came of it, cut to the width."""
         words, style = outcome
-        room = self.screen.width - cell_count(name[0]) - 3
+        room = self.screen.width - cell_count(name[0]) - 3  # the mark, and the last column is free
         least = min(cell_count(title), MIN_TITLE)
+        # The last of its parts (" · a · b") are left out until the title has room
         while len(words) > room - least and words.count(" · ") > 1:
             words = words.rpartition(" · ")[0]
         title = one_line(title, room - cell_count(words))

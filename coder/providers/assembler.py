@@ -94,7 +94,10 @@ class Assembler:
             raise classify(None, chunk)
         choices = [choice for choice in chunk.get("choices") or () if choice]
         self._take_usage(chunk, *choices)
-        return [event for choice in choices for event in self._take_choice(choice)]
+        deltas: list[Event] = []
+        for choice in choices:
+            deltas += self._take_choice(choice)
+        return deltas
 
     def _only_text(self, chunk: JsonObject) -> str:
         """The text of a chunk that has nothing else, "" for any other.
@@ -126,7 +129,7 @@ class Assembler:
             raise classify(None, choice)
         delta = choice.get("delta")
         if not delta and not self.begun:
-            delta = choice.get("message")  # the answer in one piece
+            delta = choice.get("message")  # of an answer that comes in one piece
         if delta:
             yield from self._take_thoughts(delta)
             for name in ("content", "refusal"):
@@ -196,6 +199,7 @@ class Assembler:
 
     @property
     def begun(self) -> bool:
+        """Has a piece of a text, a call or a thought come?"""
         return bool(self.text or self.calls.calls or self._has_thought)
 
     @property
@@ -204,13 +208,14 @@ class Assembler:
 
     @property
     def ended(self) -> bool:
-        """A finish_reason or the end mark is enough: some servers send only one of them."""
+        """Has the server said that this is the end? A finish_reason or the end mark is enough: some
+        servers send only one of them."""
         return bool(self.finish_reason or self.has_end_mark)
 
     @property
     def is_whole(self) -> bool:
-        """Is this all of the answer, if no more comes? Arguments may be missing after a
-        finish_reason, since some servers send them after it."""
+        """Is this all of the answer, if no more comes? A finish_reason alone does not say so: some
+        servers send arguments of calls after it. After "length" and the like nothing more comes."""
         was_cut = self.finish_reason.lower() in FINISH
         if self.has_end_mark or was_cut:
             return True
@@ -226,7 +231,7 @@ class Assembler:
         if word == OVERFLOW and not text:
             raise ModelError("overflow", "the context is full")
 
-        # The calls, which a content filter takes away
+        # The calls, each with its entry for the message. After a content filter none counts
         calls = self.calls.finished()
         finish = FINISH.get(word, "tool_calls" if calls else "stop")
         if finish == "content_filter":
@@ -259,8 +264,8 @@ class Assembler:
             )
 
     def _whole_text(self) -> str:
-        """The text. A thought that has only an end goes to the thoughts: templates of some servers
-        write <think> into the prompt. White space alone is no answer."""
+        """The text; "" for white space alone. What comes before a </think> without a <think> goes
+        to the thoughts: templates of some servers write the <think> into the prompt."""
         text = mend("".join(self.text))
         thought, end, answer = f"{text}\n".partition(LONE_END)
         if end and "<think>" not in thought and not self._has_thought:
@@ -286,7 +291,7 @@ class Assembler:
         message: Message = {"role": "assistant", "content": text or None}
         if thoughts_name in self.echoed:
             message[thoughts_name] = thoughts
-        with suppress(ValueError):  # nested too deeply to be meant
+        with suppress(ValueError):  # nested too deeply to be meant: none of them is sent back
             message |= {name: mend_all(join_pieces(pieces)) for name, pieces in self.kept.items()}
         if calls:
             message["tool_calls"] = [entry for _, entry in calls]

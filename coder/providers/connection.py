@@ -37,7 +37,7 @@ PORTS = {"http": 80, "https": 443}
 HEAD_START = 0.25  # seconds of an address before the next one (RFC 8305)
 # seconds that an idle connection is kept: a NAT may have forgotten it later, and nobody says so
 KEEP_FOR = 5.0
-# It also runs while the machine sleeps, on macOS by itself
+# A clock that goes on while the machine sleeps; on macOS, which has no BOOTTIME, MONOTONIC does
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # By option, as far as the system has it: a connection whose other side is gone ends after 90 s
 PROBES = {
@@ -86,7 +86,7 @@ class Server:
                 sock, until = self._kept.pop()
                 poll = select.poll()
                 poll.register(sock, select.POLLIN)
-                # If there is something to read, it is the end: the server has nothing to send
+                # If there is something to read, the server has ended it: nothing else can come
                 if time.clock_gettime(CLOCK) < until and not poll.poll(0):
                     return sock
                 sock.close()
@@ -240,13 +240,7 @@ def _begin_connecting(info: tuple[Any, ...]) -> socket.socket:
 class HttpExchange:
     """One request and its answer. `cut` ends both, from any thread or signal handler."""
 
-    def __init__(
-        self,
-        server: Server,
-        url: str,
-        abort: Abort,
-        seconds: float,
-    ) -> None:
+    def __init__(self, server: Server, url: str, abort: Abort, seconds: float) -> None:
         self.server = server
         self.abort = abort
         self.url = url
@@ -297,24 +291,28 @@ class HttpExchange:
         closed = f"the connection to {shown_url(server.url)} was closed before an answer"
         perhaps_tls = not (server.has_answered or server.is_secure)
         with self._as_model_error(closed, PERHAPS_TLS if perhaps_tls else ""):
-            if not self._send_over_kept(message):
+            has_answer = self._send_over_kept(message)
+            if not has_answer:
                 has_answer = self._try_on(server.open(self._seconds_left), message)
-                if not has_answer:
-                    raise ConnectionError
+            if not has_answer:
+                raise ConnectionError
         server.has_answered = True
 
     def _send_over_kept(self, message: bytes) -> bool:
-        """False if no kept connection is left. Raises ConnectionError if one was ended while the
-        server may have worked on the request: that is a failed attempt, and not repeated unseen."""
+        """`_try_on` with kept connections; False if none is left. Raises ConnectionError if one was
+        ended while the server may have worked on the request: that is a failed attempt, and not
+        repeated unseen."""
         sock = self.server.take()
         while sock:
             has_answer = self._try_on(sock, message)
+            if has_answer and self.status_code != TOO_IDLE:
+                return True
             is_late = time.monotonic() - self._asked_at >= RESEND_WITHIN
-            if has_answer and (is_late or self.status_code != TOO_IDLE):
+            if is_late and has_answer:
                 return True
             if is_late:
                 raise ConnectionError
-            sock.close()
+            sock.close()  # the server has ended it before it took the request
             sock = self.server.take()
         return False
 
@@ -332,7 +330,7 @@ class HttpExchange:
         # The first bytes of an answer, or the end
         try:
             incoming.ahead = incoming.read()  # put back: read_head reads them again
-        except OSError as error:
+        except OSError as error:  # the end, too, unless it is one of these
             if isinstance(error, TimeoutError) or self.server.alert(error):
                 raise
         if not incoming.ahead:
@@ -346,14 +344,14 @@ class HttpExchange:
         return True
 
     def _send_all(self, sock: socket.socket, message: bytes) -> None:
-        """In slices, as a read (Incoming)."""
+        """Send it, waiting in slices, as Incoming does. Raises OSError."""
         rest = memoryview(message)
         while rest:
             sock.settimeout(min(self._seconds_left(), SLICE))
             try:
                 rest = rest[sock.send(rest) :]
             except TimeoutError as error:
-                if error.errno:
+                if error.errno:  # the system has given up; else only the slice is over
                     raise ConnectionError(error.strerror) from error
 
     # -- the answer
@@ -369,8 +367,9 @@ class HttpExchange:
                     body = map(redact, body)
                 yield from body
         self.abort.check()
+        ends_by_itself = self.is_framed or not has_body  # not by the end of the connection
         closes = "close" in self.headers.get("connection", "").lower()
-        self._is_reusable = (self.is_framed or not has_body) and not closes
+        self._is_reusable = ends_by_itself and not closes
 
     def _seconds_left(self) -> float:
         self.abort.check()

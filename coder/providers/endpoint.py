@@ -32,8 +32,8 @@ SHORTEST_KEY = 8  # characters; less than that might also be a word of the serve
 
 
 class Endpoint:
-    """Where requests go; address and key as for a ChatModel. `key_header`: a further header for the
-    key."""
+    """Where requests go; address, key and headers are those of a ChatModel. `key_header`: the name
+    of a second header with the key, which some servers want."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class Endpoint:
         seconds: float,
         path: str = COMPLETIONS,
     ) -> Iterator[Response]:
-        """POST `data` to the path, or GET the path if there is no data; inside, the answer can be
-        read.
+        """POST `data` to the path, or GET the path if there is no data. Inside the `with` the body
+        of the answer can be read.
 
-        Its head has to come within `seconds`. Raises ModelError, also for an answer whose status is
-        no success, or Aborted.
+        The answer's head has to come within `seconds`. Raises Aborted, and ModelError, also for an
+        answer whose status is no success.
         """
         abort.check()
         key = self.key_for(api_key)
@@ -96,8 +96,8 @@ class Endpoint:
             return [str(model["id"]) for model in listing["data"] or ()]
 
     def key_for(self, api_key: str | None) -> str:
-        """The key of a request. Raises ModelError if OpenAI's own server has none, or if no header
-        can carry it; then it is not shown."""
+        """The key of a request. Raises ModelError if there is none for OpenAI's own server, or if
+        no header can carry it; the error does not show it."""
         # The environment's key belongs to OpenAI, or to the environment's address
         key = api_key or self.api_key
         if not key and not self.base_url:
@@ -202,9 +202,11 @@ def check_status(response: Response) -> None:
         said = body.decode("utf-8", "replace")
     error = classify(status, said, response.headers)
     error.body = body[:MAX_ERROR]
-    if status == 404 and "model" not in error.message.lower():
+    if status == 404 and "model" not in error.message.lower():  # perhaps the address is wrong
         error.message += f" at {url}"
-        error.advice = "" if "/v1" in url else ADVICE["protocol"]
+        error.advice = ""
+        if "/v1" not in url:
+            error.advice = ADVICE["protocol"]
     raise error
 
 

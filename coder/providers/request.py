@@ -25,13 +25,7 @@ from coder.providers.profiles import (
     schema_in,
 )
 from coder.providers.text import JsonObject, dictionaries, mend, mend_all, text_of
-from coder.providers.wire import (
-    common_prefix,
-    copied,
-    copies_from,
-    unconverted,
-    wire_messages,
-)
+from coder.providers.wire import common_prefix, copied, copies_from, unconverted, wire_messages
 from coder.types import Message, ModelError, Reasoning, Request
 
 # Tokens; pi-agent-core's numbers, which know nothing above "high".
@@ -41,7 +35,7 @@ SYSTEM = {"system", "developer"}
 SECTION = 50  # rounds; to encode each on its own would take longer
 CALL = {"id", "type", "function"}
 JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-NUL = b"\\u0000"
+NUL = b"\\u0000"  # as JSON writes it
 IN_THIS_FORM = (
     "Your final answer is one JSON object and nothing else. It has to fit this JSON schema:\n"
 )
@@ -52,28 +46,29 @@ BETWEEN: Message = {"role": "assistant", "content": "Understood."}  # a result a
 class Section:
     """Some rounds, which were encoded together.
 
-    A round is an answer and all that follows until the next one: nothing in it depends on another.
-    The fields are sums from the first message of the list to the end of the section.
+    A round is an answer and all that follows until the next one. Each is encoded without looking at
+    another. The fields describe the list from the first message to the end of the section.
     """
 
-    end: int  # messages
-    size: int  # bytes
-    system: str  # the texts of the system messages
+    end: int  # how many messages
+    size: int  # how many bytes they became
+    system: str  # the texts of the system messages among them
 
 
-NOTHING = Section(0, 0, "")
+NOTHING = Section(0, 0, "")  # before the first section
 
 
 @dataclass
 class Encoded:
-    """The messages of the newest request, as copies, and their bytes: a comma before each."""
+    """The messages of the newest request, as copies, and their bytes: ",{...},{...}"."""
 
     messages: list[Message] = field(default_factory=list)
     data: bytearray = field(default_factory=bytearray)
     sections: list[Section] = field(default_factory=lambda: [NOTHING])
 
     def drop_after(self, unchanged: int) -> None:
-        """Keep the sections within so many messages, without the last one, which may go on."""
+        """Drop the sections that go beyond the first `unchanged` messages, and the last one before
+        them, which may have got further messages."""
         while self.sections[-1].end > unchanged:
             self.sections.pop()
         if len(self.sections) > 1:
@@ -101,8 +96,9 @@ class RequestEncoder:
         self.profile = profile
         self.extra = extra
         self.reasoning_budgets = reasoning_budgets
-        # The newest request's, by the members that were rejected. It is taken out while it is
-        # changed: no other thread has it then, and what an interrupt leaves half-done is not used
+        # The messages of the newest request; the key: which members were left out of them. They are
+        # taken out while they are changed: no other thread has them then, and what an interrupt
+        # leaves half-done is not used
         self._encoded: dict[frozenset[str], Encoded] = {}
         self._tools: tuple[Any, bytes] = (None, b"")  # those of the newest request, and their JSON
 
@@ -115,16 +111,18 @@ class RequestEncoder:
         members = self._make_members(request, rejected)
         tools = self._encode_tools(members.pop("tools", None))
         encoded = self._encode_messages(unconverted(request), rejected)
-        beginning = to_json(members)[:-1] + tools  # without its "}"
-        # At most one system message is sent, the first; a schema that the server has rejected is
-        # described in it
+        beginning = to_json(members)[:-1] + tools  # without the "}" of the members
+
+        # The system message, which comes first and is the only one. It describes the form of the
+        # answer, if the server has rejected the member for that
         form = ""
         schema = schema_in(request.options)
         if schema and "response_format" in rejected:
             form = IN_THIS_FORM + to_json(schema).decode()
         system = mend(join("\n\n", request.system, form, encoded.sections[-1].system))
         if not system:
-            return b'%s,"messages":[%s]}' % (beginning, encoded.data[1:])  # without a comma first
+            others = encoded.data[1:]  # without the comma before the first
+            return b'%s,"messages":[%s]}' % (beginning, others)
         first = to_json({"role": "system", "content": system})
         return b'%s,"messages":[%s%s]}' % (beginning, first, encoded.data)
 
@@ -143,7 +141,9 @@ class RequestEncoder:
         body |= _reasoning_members(profile, request.reasoning, self.reasoning_budgets)
         body |= self.extra
         body |= options
-        unwanted = {"messages", *OUTPUT_LIMITS, *(rejected - NEEDED)}  # messages come last
+
+        # Messages come last, the output limit under its name here
+        unwanted = {"messages", *OUTPUT_LIMITS, *(rejected - NEEDED)}
         body = {name: value for name, value in body.items() if name not in unwanted}
         return body | self._output_limit(options, rejected)
 
@@ -166,18 +166,21 @@ class RequestEncoder:
         return options
 
     def _output_limit(self, options: Mapping[str, Any], rejected: frozenset[str]) -> JsonObject:
-        """The limit under its name on this server, or under the other one if that was rejected."""
+        """The limit under its name on this server, or under the other one if that was rejected; {}
+        if none is set, or if both names were rejected."""
         names = [self.profile.output_limit, *OUTPUT_LIMITS]
-        taken = [name for name in names if name not in rejected]
+        usable = [name for name in names if name not in rejected]
+        if not usable:
+            return {}
         for members in (options, self.extra):
             for name in OUTPUT_LIMITS:
-                if name in members and taken:
-                    return {taken[0]: members[name]}
+                if name in members:
+                    return {usable[0]: members[name]}
         return {}
 
     def _encode_messages(self, messages: list[Message], rejected: frozenset[str]) -> Encoded:
         """The bytes of the messages. What the newest request had, too, is not encoded again."""
-        # What is common
+        # The beginning that both have
         encoded = self._encoded.pop(rejected, None) or Encoded()
         encoded.drop_after(common_prefix(encoded.messages, messages))
         last = encoded.sections[-1]
@@ -248,7 +251,7 @@ def _convert_rounds(
     them."""
     made: list[Message] = []
     images: list[Any] = []  # of the newest results
-    tools: dict[str, str] = {}  # by call id
+    tools: dict[str, str] = {}  # names of tools by call id, if a result has to name its tool
     for message in messages:
         role = message["role"]
         if role in SYSTEM:
@@ -387,8 +390,11 @@ def to_json(value: Any) -> bytes:
     try:
         try:
             data = JSON.encode(value).encode()
-        except UnicodeEncodeError:
-            data = NUL
-        return JSON.encode(mend_all(value)).encode() if NUL in data else data
+            is_clean = NUL not in data
+        except UnicodeEncodeError:  # a lone surrogate
+            is_clean = False
+        if not is_clean:
+            data = JSON.encode(mend_all(value)).encode()
+        return data
     except (TypeError, ValueError, RecursionError) as error:
         raise ModelError("bad_request", f"what was to be sent is no JSON: {error}") from error

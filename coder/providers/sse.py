@@ -73,7 +73,7 @@ def read_answer(
 ) -> Iterator[Event]:
     """Feed a response to the assembler; yields its deltas. Raises ModelError or Aborted.
 
-    This waits for the first text, which says how the answer is read.
+    Its first text decides how it is read: as one document, or as events.
     """
     pieces = response.pieces()
     if tap:
@@ -111,20 +111,24 @@ def _read_events(
     assembler: Assembler,
     idle_timeout: float,
 ) -> Iterator[Event]:
+    """Feed the events one by one. After the end mark they are read to the end, and ignored."""
     for event, data in sse(body):
         had_finished = bool(assembler.finish_reason)
-        # inline, since this runs for each token
+        # The end mark, or a chunk. Inline, since this runs for each token
         if assembler.has_end_mark or (data[:1] != "{" and data.strip().lower() in END_MARKS):
             chunk = END
         else:
             chunk = _parse_event(event, data, had_finished)
-        if chunk is END:  # what follows is read and ignored
+        if chunk is END:
             assembler.has_end_mark = True
             response.set_deadline(AFTER_DONE)
             continue
+
+        # Its deltas, and how long to wait for the next event: after a finish_reason only deltas
+        # make that longer
         deltas = assembler.feed(chunk)
         yield from deltas
-        if deltas or not had_finished:  # after a finish_reason only deltas prolong the wait
+        if deltas or not had_finished:
             response.set_deadline(AFTER_FINISH if assembler.finish_reason else idle_timeout)
 
 
@@ -143,7 +147,7 @@ DECODER = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite)
 def _read_document(
     response: Response, body: Iterable[bytes], assembler: Assembler
 ) -> Iterator[Event]:
-    """A completion, after which an end mark may follow, or an error."""
+    """Feed the one document: a completion, or an error. After an error an end mark may follow."""
     data = bytearray()
     for piece in body:
         data += piece
@@ -158,7 +162,8 @@ def _read_document(
         raise _no_api_answer(response, text) from error
     members = document.keys() if isinstance(document, dict) else set()
     is_api_answer = members & {"choices", "error", "object"}
-    if not is_api_answer or (end < len(text) and "choices" in members):
+    has_more_choices = "choices" in members and end < len(text)  # a stream of another kind
+    if not is_api_answer or has_more_choices:
         raise _no_api_answer(response, document)
     yield from assembler.feed(document)
     assembler.has_end_mark = True
@@ -184,7 +189,7 @@ def _parse_event(event: str, data: str, had_finished: bool) -> Any:
             return {"error": data}
         if event == CUT_EVENT:
             raise ModelError("incomplete", CUT_OFF, retryable=True) from error
-        if had_finished:  # another end mark
+        if had_finished:  # an end mark in another form
             return END
         raise ModelError(
             "protocol",
@@ -197,7 +202,8 @@ def _parse_event(event: str, data: str, had_finished: bool) -> Any:
 
 
 def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
-    """(event name, data) of each event; CUT_EVENT is the name of a last one without its blank line.
+    """(event name, data) of each event. The body may end without the blank line that ends an event:
+    then the name of the last one is CUT_EVENT.
 
     Comments, empty data and other fields are passed over.
     """
@@ -222,13 +228,15 @@ def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
 
 
 def _split_chunks(chunks: Iterable[bytes]) -> Iterator[list[str]]:
-    """The lines that each chunk ends. CR, LF and CRLF end a line, and nothing else does."""
+    """For each chunk, the lines that are whole with it. CR, LF and CRLF end a line, nothing else
+    does."""
     utf8 = getincrementaldecoder("utf-8-sig")("replace")
     decode = io.IncrementalNewlineDecoder(utf8, translate=True).decode
     held: list[str] = []  # the pieces of a line that is not at its end
     size = 0
     for chunk in chunks:
-        # The end of the line that is held; whole lines; the beginning of another
+        # The text goes on with the line that is held. Each "\n" ends a line; the last piece, "" if
+        # the text ends there, begins another one
         first, *others = decode(chunk).split("\n")
         held.append(first)
         size += len(first)
