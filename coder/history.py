@@ -133,8 +133,9 @@ def _check_fields(message: Message) -> None:
     """Give the fields of an API message their types, in place."""
     if "tool_call_id" in message:
         message["tool_call_id"] = as_text(message["tool_call_id"])
-    if message.get("content") is not None:
-        message["content"] = content_of(message["content"])
+    content = message.get("content")
+    if not isinstance(content, str) and content is not None:
+        message["content"] = content_of(content)
     calls = message.pop("tool_calls", None)
     if message["role"] == "assistant" and isinstance(calls, list):
         good = [_checked_call(call) for call in calls if isinstance(call, dict)]
@@ -213,14 +214,13 @@ def _checked_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict):
         function = {}
-    texts = {
-        "name": as_text(function.get("name")),
-        "arguments": as_text(function.get("arguments")),
-    }
-    call_id = as_text(call.get("id"))
-    if call.get("id") == call_id and texts.items() <= function.items():
+    call_id = call.get("id")
+    name = function.get("name")
+    arguments = function.get("arguments")
+    if isinstance(call_id, str) and isinstance(name, str) and isinstance(arguments, str):
         return call
-    return call | {"id": call_id, "function": function | texts}
+    texts = {"name": as_text(name), "arguments": as_text(arguments)}
+    return call | {"id": as_text(call_id), "function": function | texts}
 
 
 # ---- repairing a list -----------------------------------------------------------------------

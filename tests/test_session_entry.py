@@ -146,6 +146,16 @@ def test_two_sessions_in_two_folders_work_side_by_side(tmp_path: Path) -> None:
     assert Path.cwd() == here
 
 
+def test_a_message_that_is_changed_after_a_run_is_kept_at_the_end(tmp_path: Path) -> None:
+    with serve(DONE) as server:
+        with opened(tmp_path / "ws", server) as session:
+            run(session)
+            session.messages[0]["content"] = "changed"
+            session_id = session.id
+        with opened(tmp_path / "ws", server, resume=session_id) as session:
+            assert contents(session.messages) == ["changed", "Done."]
+
+
 def test_nothing_of_the_process_is_changed(tmp_path: Path) -> None:
     def state() -> object:
         handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

@@ -430,6 +430,18 @@ def test_old_messages_that_a_hook_changes_within_a_run_are_stored(
         assert to_model_messages(store, session_id) == recorder.messages
 
 
+@pytest.mark.parametrize(("levels", "is_kept"), [(98, True), (99, False)])
+def test_a_message_that_is_nested_too_deeply_is_left_out(
+    store: Store, levels: int, is_kept: bool
+) -> None:
+    value: Any = "deep"
+    for _ in range(levels):  # in the two of the message and its meta
+        value = [value]
+    messages = [said("go", deep=value), said("on")]
+    with opened(store, kept(store, *messages)) as recorder:
+        assert recorder.messages == (messages if is_kept else messages[1:])
+
+
 # ---- what goes in comes out --------------------------------------------------------------------
 
 

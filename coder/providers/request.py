@@ -248,9 +248,10 @@ def _convert_rounds(
     unwanted: frozenset[str],
 ) -> list[Message]:
     """Whole rounds as the server takes them, the images of results in a user message after
-    them."""
+    them. The messages are changed: `wire_messages` has made them."""
     made: list[Message] = []
     images: list[Any] = []  # of the newest results
+    known = CALL | (set(profile.echoed) - unwanted)
     tools: dict[str, str] = {}  # names of tools by call id, if a result has to name its tool
     for message in messages:
         role = message["role"]
@@ -263,11 +264,13 @@ def _convert_rounds(
             case "assistant":
                 if profile.tool_name:
                     tools = _called_tools(message)
-                made.append(_convert_answer(message, profile, unwanted))
+                for name in unwanted.intersection(message):
+                    del message[name]
+                made.append(_convert_answer(message, profile, known))
             case "tool":
                 tool = tools.get(message["tool_call_id"], "")
-                made.append(_convert_result(message, tool, profile))
                 images += _images_of(message)
+                made.append(_convert_result(message, tool, profile))
             case _:
                 made.append(message)
     made += _shown_by_user(images)
@@ -315,56 +318,41 @@ def _parts_of(content: Any) -> Sequence[Any]:
     return content or ()
 
 
-def _convert_answer(
-    message: Message,
-    profile: Profile,
-    unwanted: frozenset[str],
-) -> Message:
-    """Only the members that go back, content in the server's form, ids that fit."""
-    made = {name: value for name, value in message.items() if name not in unwanted}
+def _convert_answer(message: Message, profile: Profile, known: set[str]) -> Message:
+    """Content in the server's form; of its calls the `known` members, and ids that fit."""
     # Thoughts that came between tags, and are wanted, go back between tags in the text
-    thoughts = made.pop(THINK, "")
+    thoughts = message.pop(THINK, "")
     if thoughts:
-        made["content"] = f"<think>{thoughts}</think>\n\n{made.get('content') or ''}"
-    if made.get("tool_calls"):
-        return _convert_calls(made, profile, unwanted)
-    return made
-
-
-def _convert_calls(
-    message: Message,
-    profile: Profile,
-    unwanted: frozenset[str],
-) -> Message:
-    known = CALL | (set(profile.echoed) - unwanted)
-    made = dict(message)
-    made["tool_calls"] = []
-    for call in message["tool_calls"]:
-        converted = {name: value for name, value in call.items() if name in known}
-        converted["id"] = _fit_id(call["id"], profile)
-        made["tool_calls"].append(converted)
+        message["content"] = f"<think>{thoughts}</think>\n\n{message.get('content') or ''}"
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    message["tool_calls"] = [_convert_call(call, profile, known) for call in calls]
     if profile.reasoning_filled:
-        made.setdefault("reasoning_content", "")
-    if not made.get("content"):
+        message.setdefault("reasoning_content", "")
+    if not message.get("content"):
         if profile.empty_content == "absent":
-            made.pop("content", None)
+            message.pop("content", None)
         elif profile.empty_content != "null":
-            made["content"] = ""
+            message["content"] = ""
+    return message
+
+
+def _convert_call(call: JsonObject, profile: Profile, known: set[str]) -> JsonObject:
+    made = {name: value for name, value in call.items() if name in known}
+    made["id"] = _fit_id(call["id"], profile)
     return made
 
 
 def _convert_result(message: Message, tool: str, profile: Profile) -> Message:
     """A result as plain text, which every server takes."""
-    content = message["content"]
-    if isinstance(content, list):
+    if isinstance(message["content"], list):
         nothing = "(see the image below)" if _images_of(message) else "(no output)"
-        content = text_of(message) or nothing
-    made = dict(message)
-    made["content"] = content
-    made["tool_call_id"] = _fit_id(message["tool_call_id"], profile)
+        message["content"] = text_of(message) or nothing
+    message["tool_call_id"] = _fit_id(message["tool_call_id"], profile)
     if tool:
-        made["name"] = tool
-    return made
+        message["name"] = tool
+    return message
 
 
 def _images_of(result: Message) -> list[Any]:

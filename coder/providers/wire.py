@@ -7,6 +7,7 @@ ones are converted, unless a hook or a model looks at the messages of a request.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from coder.types import Message, Request
 
 ROLES = {"user", "assistant", "tool", "system", "developer"}
 NESTED = (dict, list)
+FLAT = (str, int)
+NO_LIMIT = sys.maxsize
 
 
 class RunRequest(Request):
@@ -121,17 +124,22 @@ def count_alike(
     return [*map(are_alike, old, new), False].index(False)
 
 
-def copied(value: Any) -> Any:
-    """A copy of a JSON value, by which one sees later whether the value was changed in place."""
+def copied(value: Any, levels: int = NO_LIMIT) -> Any:
+    """A copy of a JSON value, by which one sees later whether the value was changed in place.
+
+    Raises ValueError if it is nested in more than so many levels.
+    """
+    if isinstance(value, NESTED) and not levels:
+        raise ValueError("nested too deeply")
+    if isinstance(value, dict):
+        copy = value.copy()
+        for name, item in value.items():
+            if not isinstance(item, FLAT):  # most are: a call for each would take long
+                copy[name] = copied(item, levels - 1)
+        return copy
     if isinstance(value, list):
-        return [copied(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    copy = value.copy()
-    for name, item in value.items():
-        if isinstance(item, NESTED):  # few members are: a call for each would take long
-            copy[name] = copied(item)
-    return copy
+        return [copied(item, levels - 1) for item in value]
+    return value
 
 
 def copies_from(start: int, messages: list[Message]) -> list[Message]:

@@ -211,13 +211,14 @@ class Conversation:
     def settle(self) -> None:
         """After a run, however it ended: write how the history was repaired, and what undo needs.
 
-        It can be called again.
+        It can be called again. The end of a run has written what was changed in place; `close`
+        looks for such changes once more.
         """
         self.snapshots.finish()
         while self._children:  # one that was aborted is kept as far as it came
             _, recorder = self._children.popitem()
             recorder.close()
-        self.recorder.sync()
+        self.recorder.sync(in_place=False)
 
     def _begin_title(self, message: Message) -> None:
         has_title = self.titler or self.recorder.info.title

@@ -122,13 +122,14 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def sync(self) -> None:
-        """Write what has changed in the list, also outside of a run, in one transaction."""
+    def sync(self, *, in_place: bool = True) -> None:
+        """Write what has changed in the list, also outside of a run, in one transaction.
+        `in_place`: also a message that is the same object, for which all have to be compared."""
         try:
             try:
-                self._write()
+                self._write(in_place)
             except DamageError:  # a new file was begun, and gets all that is in memory
-                self._write()
+                self._write(in_place)
         except (StoreError, ValueError) as error:
             if not self.problem:
                 self.problem = f"{error} The conversation goes on, but is not saved."
@@ -138,7 +139,7 @@ class Recorder:
                 self.problem = ""
                 self.tell("The conversation is saved again.")
 
-    def _write(self) -> None:
+    def _write(self, in_place: bool) -> None:
         # The rows as they are in the file
         rows = self._rows
         if rows is None or self._generation != self.store.generation:
@@ -150,8 +151,10 @@ class Recorder:
 
         # Nothing to do: the list has the same messages, none changed in place, and no event waits
         known = self._count_known()
-        is_same = len(rows) == len(self.messages) == known
-        if is_same and not self._waiting and [row.copy for row in rows] == self._written:
+        is_same = len(rows) == len(self.messages) == known and not self._waiting
+        if is_same and in_place:
+            is_same = [row.copy for row in rows] == self._written
+        if is_same:
             self._rows = rows
             return
 
@@ -214,8 +217,7 @@ class Recorder:
 
     def _write_changes(self, db: sqlite3.Connection, rows: list[Row], known: int) -> None:
         """Bring `rows`, also in the file, to what the list and the waiting events say, in a
-        transaction. `known`: see `_count_known`.
-        """
+        transaction. `known`: see `_count_known`."""
         if not self._is_in_run():  # else the list has only grown
             for row in rows:
                 if row.copy != row.message:  # it was changed in place

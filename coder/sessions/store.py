@@ -228,12 +228,16 @@ class Store(Database):
     def rows_sent(self, session_id: str) -> list[Row]:
         """The active rows of a session; the message of one that cannot be used is empty."""
         found = self.rows(f"SELECT id, {DATA} {ACTIVE} ORDER BY position", session_id)
-        values = loaded_all([text for _, text in found])
+        values = _loaded_all([text for _, text in found])
         rows = []
         for (row_id, _), value in zip(found, values):
+            try:
+                copy = copied(value, DEEPEST)
+            except ValueError:  # nested too deeply
+                value = None
             message = checked_message(value)
             if message:
-                rows.append(Row(row_id, message, copied(value)))
+                rows.append(Row(row_id, message, copy))
             else:
                 rows.append(Row(row_id, {}, {}))
         return rows
@@ -339,17 +343,16 @@ def loaded(text: Any) -> Any:
     return None
 
 
-def loaded_all(texts: list[Any]) -> list[Any]:
-    """`loaded` of each. Read in one go, they share the names of their members: a long session is
-    then read and compared faster."""
+def _loaded_all(texts: list[Any]) -> list[Any]:
+    """`loaded` of each, but a value may be nested too deeply. Read in one go, they share the names
+    of their members: a long session is then read and compared faster."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         # No text of JSON goes on after the end of a line
         lines = ",\n".join(texts)
         values: list[Any] = json.loads(f"[{lines}]")
-        is_deep = any(text.count("[") + text.count("{") > DEEPEST for text in texts)
-        if len(values) == len(texts) and not is_deep:
+        if len(values) == len(texts):
             return values
-    return [loaded(text) for text in texts]  # one of them is damaged, or nested deeply
+    return [loaded(text) for text in texts]  # one of them is damaged
 
 
 def folder_name(path: str) -> str:
