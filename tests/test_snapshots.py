@@ -1759,12 +1759,8 @@ def test_a_run_that_an_older_version_has_written_can_be_undone(desk: Desk) -> No
     assert desk.text("a") == "1"
 
 
-def test_contents_that_an_older_version_has_kept_can_be_brought_back(desk: Desk) -> None:
-    """It kept each by itself."""
-    desk.put({"a": "1"})
-    desk.again("mine")
-    desk.run(sh("echo 2 > a"))
-    desk.snapshots.close()
+def keep_as_version_1(desk: Desk) -> None:
+    """Store the contents as that version did, each by itself."""
     with database(desk) as db:
         db.execute("CREATE TABLE blob (id TEXT PRIMARY KEY, used INTEGER, data BLOB)")
         for used, places, data in db.execute("SELECT used, places, data FROM pack").fetchall():
@@ -1774,11 +1770,42 @@ def test_contents_that_an_older_version_has_kept_can_be_brought_back(desk: Desk)
                 db.execute("INSERT INTO blob VALUES (?, ?, ?)", kept)
         db.execute("DROP TABLE pack")
         db.execute("PRAGMA user_version = 1")
+
+
+def test_contents_that_an_older_version_has_kept_can_be_brought_back(desk: Desk) -> None:
+    desk.put({"a": "1"})
+    desk.again("mine")
+    desk.run(sh("echo 2 > a"))
+    desk.snapshots.close()
+    keep_as_version_1(desk)
     desk.again("mine")
     assert done(desk.undo()) == ["a"]
     assert desk.text("a") == "1"
     assert done(desk.redo()) == ["a"]
     assert desk.text("a") == "2\n"
+
+
+def test_contents_of_an_older_version_are_taken_over_once_if_that_was_broken_off(
+    desk: Desk,
+) -> None:
+    desk.put({"a": "1"})
+    desk.again("mine")
+    desk.run(sh("echo 2 > a"))
+    desk.snapshots.close()
+    keep_as_version_1(desk)
+    with database(desk) as db:
+        # With this its table cannot be removed, which is the last step
+        db.execute("CREATE TABLE guard (id TEXT REFERENCES blob(id))")
+        db.execute("INSERT INTO guard SELECT id FROM blob")
+    desk.again("mine")
+    assert desk.undo().problem, "the file is not taken over yet"
+    with database(desk) as db:
+        db.execute("DROP TABLE guard")
+    desk.again("mine")
+    assert done(desk.undo()) == ["a"]
+    with database(desk) as db:
+        contents = db.execute("SELECT key FROM pack, json_each(places)").fetchall()
+    assert len(contents) == len(set(contents))
 
 
 def test_what_changes_while_it_is_read_is_lost(files: WorkspaceFiles) -> None:

@@ -43,6 +43,7 @@ class BlobStore(Database):
     wal = False
     schema = """
     PRAGMA auto_vacuum = full;
+    BEGIN IMMEDIATE;
     CREATE TABLE IF NOT EXISTS pack (id INTEGER PRIMARY KEY, used INTEGER, places TEXT, data BLOB);
     CREATE TABLE IF NOT EXISTS run (id INTEGER PRIMARY KEY, session TEXT, time INTEGER, data TEXT);
     CREATE TABLE IF NOT EXISTS seen (folder BLOB PRIMARY KEY, states TEXT) WITHOUT ROWID;
@@ -52,6 +53,7 @@ class BlobStore(Database):
     DROP TABLE blob;
     DROP TABLE IF EXISTS file;
     PRAGMA user_version = 2;
+    COMMIT;
     """
 
     def __init__(self, root: str, data: str, git: Git) -> None:
