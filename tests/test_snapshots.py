@@ -1553,6 +1553,26 @@ def test_what_is_not_kept_any_more_is_named_and_the_rest_restored(desk: Desk) ->
     assert desk.snapshots.diff().count("no longer kept") == 2
 
 
+def test_a_damaged_row_costs_its_own_contents_only(desk: Desk) -> None:
+    """A power cut may leave anything in it."""
+    desk.put({"a": "1", "d/b": "1", "e/c": "1"})
+    desk.again("mine")
+    desk.run(sh("rm a"))
+    desk.run(sh("echo 2 > d/b"))
+    desk.snapshots.close()
+    with database(desk) as db:
+        db.execute("UPDATE seen SET states = substr(states, 1, 20) WHERE folder = x'64'")
+        newest = "(SELECT max(id) FROM pack)"
+        db.execute(f"UPDATE pack SET places = substr(places, 1, 20) WHERE id = {newest}")
+    desk.again("mine")
+    desk.run(sh("echo 3 > d/b; echo 2 > e/c"))
+    assert done(desk.undo()) == ["d/b", "e/c"]
+    assert done(desk.undo()) == ["d/b"]
+    assert done(desk.undo()) == ["a"]
+    assert desk.text("a") == desk.text("d/b") == desk.text("e/c") == "1"
+    assert desk.notices() == []
+
+
 def test_the_first_look_goes_on_as_long_as_no_tool_waits_for_it(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "ws", tmp_path / "data", patience=0)
     desk.put({"a": "1"})

@@ -20,9 +20,10 @@ MAX_WAITING = 2_000_000  # bytes of contents in memory, before they are stored
 PACK = 250_000  # bytes that are compressed at once: for each small file that would take longer
 DAY = 86_400  # seconds
 KEPT_DAYS = 30
+# The ids of the contents in a pack; a damaged row has none
+IDS = "json_each(CASE WHEN json_valid(places) THEN places ELSE '{}' END)"
 # Does a pack have one of these contents?
-HAS_ONE = """EXISTS
-    (SELECT 1 FROM json_each(places) WHERE key IN (SELECT value FROM json_each(?)))"""
+HAS_ONE = f"EXISTS (SELECT 1 FROM {IDS} WHERE key IN (SELECT value FROM json_each(?)))"
 
 Places = dict[str, tuple[int, int]]  # where contents start and end in a pack, by their ids
 
@@ -120,14 +121,15 @@ class BlobStore(Database):
     def saved_states(self) -> dict[str, Seen]:
         """The files of each folder as earlier processes have read them, if their contents are
         kept, or git has them."""
-        self.kept = {row["key"] for row in self.rows("SELECT key FROM pack, json_each(places)")}
+        self.kept = {row["key"] for row in self.rows(f"SELECT key FROM pack, {IDS}")}
         saved: dict[str, Seen] = {}
         for row in self.rows("SELECT folder, states FROM seen"):
             states: Seen = {}
-            for path, facts in json.loads(row["states"]).items():
-                state = State(*facts)
-                if state.blob in self.kept or state.blob in self.in_git:
-                    states[path] = state
+            with contextlib.suppress(ValueError):  # damaged
+                for path, facts in json.loads(row["states"]).items():
+                    state = State(*facts)
+                    if state.blob in self.kept or state.blob in self.in_git:
+                        states[path] = state
             folder = os.fsdecode(row["folder"])
             saved[folder] = states
         return saved
