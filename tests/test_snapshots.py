@@ -1553,6 +1553,20 @@ def test_what_is_not_kept_any_more_is_named_and_the_rest_restored(desk: Desk) ->
     assert desk.snapshots.diff().count("no longer kept") == 2
 
 
+def test_what_two_processes_read_at_once_is_stored_once(desk: Desk) -> None:
+    both = [WorkspaceFiles(str(desk.folder), str(desk.data)) for _ in range(2)]
+    for files in both:
+        files.store.saved_states()  # where each of them begins
+    ahead, behind = both
+    for files, data in [(ahead, b"1"), (ahead, b"2"), (behind, b"1"), (behind, b"2")]:
+        files.store.add(data)
+        files.store.flush()
+    for files in both:
+        files.close()
+    with database(desk) as db:
+        assert db.execute("SELECT count(*) FROM pack, json_each(places)").fetchone() == (2,)
+
+
 def test_a_damaged_row_costs_its_own_contents_only(desk: Desk) -> None:
     """A power cut may leave anything in it."""
     desk.put({"a": "1", "d/b": "1", "e/c": "1"})

@@ -63,6 +63,8 @@ class BlobStore(Database):
         self.git = git
         self.in_git: Collection[str] = ()  # contents that git has
         self.kept: set[str] = set()  # contents that need not be stored again
+        [row] = self.rows("SELECT coalesce(max(id), 0) AS id FROM pack")
+        self._newest_pack: int = row["id"]  # of those that were looked at
         self._waiting_blobs: dict[str, bytes] = {}
         self._waiting_bytes = 0
         with contextlib.suppress(OSError):
@@ -92,18 +94,27 @@ class BlobStore(Database):
         return blob
 
     def flush(self) -> None:
-        """Store what waits."""
+        """Store what waits, but no pack that another process has stored meanwhile: two may read the
+        same files at once."""
         with self._lock:
             waiting = self._waiting_blobs
             self._waiting_blobs = {}
             self._waiting_bytes = 0
+            if not waiting:
+                return
             now = int(time.time())
-            rows: list[tuple[int, str, bytes]] = []
-            for places, data in _packs(waiting):
-                rows.append((now, json.dumps(places), zlib.compress(data, 1)))
-            if rows:
-                self.execute("INSERT INTO pack (used, places, data) VALUES (?, ?, ?)", *rows)
-                self.kept.update(waiting)
+            packs = [(places, zlib.compress(data, 1)) for places, data in _packs(waiting)]
+            with self.transaction() as db:
+                new = f"SELECT pack.id AS pack, key FROM pack, {IDS} WHERE pack.id > ?"
+                for row in db.execute(new, (self._newest_pack,)).fetchall():
+                    self.kept.add(row["key"])
+                    self._newest_pack = max(self._newest_pack, row["pack"])
+                for places, data in packs:
+                    if not self.kept.issuperset(places):
+                        values = (now, json.dumps(places), data)
+                        insert = "INSERT INTO pack (used, places, data) VALUES (?, ?, ?)"
+                        db.execute(insert, values)
+            self.kept.update(waiting)
 
     def blobs(self, ids: Set[str]) -> dict[str, bytes]:
         """The contents with these ids that are still kept, here or by git."""
