@@ -1529,6 +1529,33 @@ def test_what_a_file_tool_writes_before_all_is_checked_is_known(desk: Desk) -> N
     assert contents[before["other form"].blob] == b"1\r\n"
 
 
+def test_small_files_are_read_before_what_git_has_is_checked_and_large_ones_after_it(
+    desk: Desk,
+) -> None:
+    """The end of a step waits for the check, for as long as that takes."""
+    track(desk, {"tracked": "1"})
+    desk.put({"small": "1", "large": os.urandom(100_000)})
+    settle()
+    stages: list[str] = []
+    ended = False
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if ended:
+            return
+        if event == "open" and arguments[0] in ("small", "large"):
+            stages.append(arguments[0])
+        if event == "subprocess.Popen" and "cat-file" in arguments[1]:
+            stages.append("check")
+
+    sys.addaudithook(audit)
+    try:
+        desk.run(sh("true"))
+    finally:
+        ended = True
+    assert stages.index("small") < stages.index("check")
+    assert stages[-1] == "large", "it was opened before, too, to see its size"
+
+
 def test_a_repository_with_other_ids_is_read(desk: Desk) -> None:
     git(desk.folder, "init", "-q", "--object-format=sha256")
     before = track(desk, {"a": "one"})

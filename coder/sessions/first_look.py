@@ -71,7 +71,8 @@ class FirstLook:
             return
         self.survey()
         if len(self.known.unread) <= BATCH:
-            self._read_unread()  # a tool waits for these
+            self._saved = self.store.saved_states()
+            self._read_small()  # a tool waits for these; its end waits for the check
         self.check()
         self.read_rest()
 
