@@ -2022,6 +2022,22 @@ def test_a_database_that_cannot_be_written_stops_no_undo(desk: Desk) -> None:
     assert desk.tree() == {}
 
 
+def test_a_first_look_that_fails_holds_no_step_up(desk: Desk) -> None:
+    """No room for what is not in git: what git has is not checked then."""
+    track(desk, {"a": "1"})
+    settle()
+    desk.run(sh("true"))
+    desk.snapshots.close()
+    with database(desk) as db:
+        db.execute("CREATE TRIGGER full BEFORE INSERT ON pack BEGIN SELECT RAISE(FAIL, ''); END")
+    desk.put({"new": "mine"})
+    desk.again()
+    assert desk.run(sh("echo 2 > a")).stop_reason == "stop"
+    [notice] = desk.notices()
+    assert "does not cover file changes in this session" in notice
+    assert desk.undo().problem
+
+
 def test_a_look_that_fails_is_reported_once_and_the_run_goes_on(desk: Desk) -> None:
     """No room for what has changed."""
     desk.put({"a": "old"})

@@ -70,10 +70,13 @@ class FirstLook:
         if self.closing.is_set():
             return
         self.survey()
-        if len(self.known.unread) <= BATCH:
-            self._saved = self.store.saved_states()
-            self._read_small()  # a tool waits for these; its end waits for the check
-        self.check()
+        try:
+            if len(self.known.unread) <= BATCH:
+                self._saved = self.store.saved_states()
+                self._read_small()  # a tool waits for these; its end waits for the check
+            self.check()
+        finally:
+            self.known.is_checked.set()
         self.read_rest()
 
     def read_index(self) -> None:
