@@ -1556,6 +1556,17 @@ def test_small_files_are_read_before_what_git_has_is_checked_and_large_ones_afte
     assert stages[-1] == "large", "it was opened before, too, to see its size"
 
 
+def test_a_folder_is_opened_once_for_all_of_its_files_with_other_permissions(desk: Desk) -> None:
+    names = [f"{folder}/{number}" for folder in "de" for number in range(20)]
+    track(desk, {"a": "its permissions are the usual ones"} | dict.fromkeys(names, "1"))
+    for name in names:
+        (desk.folder / name).chmod(0o600)
+    settle()
+    with opened_in(desk.folder) as opened:
+        desk.run(sh("true"))
+    assert sorted(name for name in opened if name in "de") == ["d", "e"]
+
+
 def test_a_repository_with_other_ids_is_read(desk: Desk) -> None:
     git(desk.folder, "init", "-q", "--object-format=sha256")
     before = track(desk, {"a": "one"})

@@ -144,7 +144,8 @@ class FirstLook:
         them."""
         with self.known.lock:
             self.watch.collect()
-            for path in paths & self.known.in_git.keys():
+            doubtful = paths & self.known.in_git.keys()
+            for path in sorted(doubtful, key=os.path.dirname):  # a folder's are read together
                 is_as_added = path not in self.index.changed
                 if not is_as_added or not is_within(path, self.watch.reported):
                     del self.known.in_git[path]
