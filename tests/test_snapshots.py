@@ -1529,6 +1529,44 @@ def test_what_a_file_tool_writes_before_all_is_checked_is_known(desk: Desk) -> N
     assert contents[before["other form"].blob] == b"1\r\n"
 
 
+def test_small_files_are_read_before_what_git_has_is_checked_and_large_ones_after_it(
+    desk: Desk,
+) -> None:
+    """The end of a step waits for the check, for as long as that takes."""
+    track(desk, {"tracked": "1"})
+    desk.put({"small": "1", "large": os.urandom(100_000)})
+    settle()
+    stages: list[str] = []
+    ended = False
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if ended:
+            return
+        if event == "open" and arguments[0] in ("small", "large"):
+            stages.append(arguments[0])
+        if event == "subprocess.Popen" and "cat-file" in arguments[1]:
+            stages.append("check")
+
+    sys.addaudithook(audit)
+    try:
+        desk.run(sh("true"))
+    finally:
+        ended = True
+    assert stages.index("small") < stages.index("check")
+    assert stages[-1] == "large", "it was opened before, too, to see its size"
+
+
+def test_a_folder_is_opened_once_for_all_of_its_files_with_other_permissions(desk: Desk) -> None:
+    names = [f"{folder}/{number}" for folder in "de" for number in range(20)]
+    track(desk, {"a": "its permissions are the usual ones"} | dict.fromkeys(names, "1"))
+    for name in names:
+        (desk.folder / name).chmod(0o600)
+    settle()
+    with opened_in(desk.folder) as opened:
+        desk.run(sh("true"))
+    assert sorted(name for name in opened if name in "de") == ["d", "e"]
+
+
 def test_a_repository_with_other_ids_is_read(desk: Desk) -> None:
     git(desk.folder, "init", "-q", "--object-format=sha256")
     before = track(desk, {"a": "one"})
@@ -1551,6 +1589,40 @@ def test_what_is_not_kept_any_more_is_named_and_the_rest_restored(desk: Desk) ->
     assert done(desk.redo()) == ["mine", "new"]
     assert desk.text("mine") == "2\n"
     assert desk.snapshots.diff().count("no longer kept") == 2
+
+
+def test_what_two_processes_read_at_once_is_stored_once(desk: Desk) -> None:
+    both = [WorkspaceFiles(str(desk.folder), str(desk.data)) for _ in range(2)]
+    for files in both:
+        files.store.saved_states()  # where each of them begins
+    ahead, behind = both
+    for files, data in [(ahead, b"1"), (ahead, b"2"), (behind, b"1"), (behind, b"2")]:
+        files.store.add(data)
+        files.store.flush()
+    for files in both:
+        files.close()
+    with database(desk) as db:
+        assert db.execute("SELECT count(*) FROM pack, json_each(places)").fetchone() == (2,)
+
+
+def test_a_damaged_row_costs_its_own_contents_only(desk: Desk) -> None:
+    """A power cut may leave anything in it."""
+    desk.put({"a": "1", "d/b": "1", "e/c": "1"})
+    desk.again("mine")
+    desk.run(sh("rm a"))
+    desk.run(sh("echo 2 > d/b"))
+    desk.snapshots.close()
+    with database(desk) as db:
+        db.execute("UPDATE seen SET states = substr(states, 1, 20) WHERE folder = x'64'")
+        newest = "(SELECT max(id) FROM pack)"
+        db.execute(f"UPDATE pack SET places = substr(places, 1, 20) WHERE id = {newest}")
+    desk.again("mine")
+    desk.run(sh("echo 3 > d/b; echo 2 > e/c"))
+    assert done(desk.undo()) == ["d/b", "e/c"]
+    assert done(desk.undo()) == ["d/b"]
+    assert done(desk.undo()) == ["a"]
+    assert desk.text("a") == desk.text("d/b") == desk.text("e/c") == "1"
+    assert desk.notices() == []
 
 
 def test_the_first_look_goes_on_as_long_as_no_tool_waits_for_it(tmp_path: Path) -> None:
@@ -1759,12 +1831,8 @@ def test_a_run_that_an_older_version_has_written_can_be_undone(desk: Desk) -> No
     assert desk.text("a") == "1"
 
 
-def test_contents_that_an_older_version_has_kept_can_be_brought_back(desk: Desk) -> None:
-    """It kept each by itself."""
-    desk.put({"a": "1"})
-    desk.again("mine")
-    desk.run(sh("echo 2 > a"))
-    desk.snapshots.close()
+def keep_as_version_1(desk: Desk) -> None:
+    """Store the contents as that version did, each by itself."""
     with database(desk) as db:
         db.execute("CREATE TABLE blob (id TEXT PRIMARY KEY, used INTEGER, data BLOB)")
         for used, places, data in db.execute("SELECT used, places, data FROM pack").fetchall():
@@ -1774,11 +1842,42 @@ def test_contents_that_an_older_version_has_kept_can_be_brought_back(desk: Desk)
                 db.execute("INSERT INTO blob VALUES (?, ?, ?)", kept)
         db.execute("DROP TABLE pack")
         db.execute("PRAGMA user_version = 1")
+
+
+def test_contents_that_an_older_version_has_kept_can_be_brought_back(desk: Desk) -> None:
+    desk.put({"a": "1"})
+    desk.again("mine")
+    desk.run(sh("echo 2 > a"))
+    desk.snapshots.close()
+    keep_as_version_1(desk)
     desk.again("mine")
     assert done(desk.undo()) == ["a"]
     assert desk.text("a") == "1"
     assert done(desk.redo()) == ["a"]
     assert desk.text("a") == "2\n"
+
+
+def test_contents_of_an_older_version_are_taken_over_once_if_that_was_broken_off(
+    desk: Desk,
+) -> None:
+    desk.put({"a": "1"})
+    desk.again("mine")
+    desk.run(sh("echo 2 > a"))
+    desk.snapshots.close()
+    keep_as_version_1(desk)
+    with database(desk) as db:
+        # With this its table cannot be removed, which is the last step
+        db.execute("CREATE TABLE guard (id TEXT REFERENCES blob(id))")
+        db.execute("INSERT INTO guard SELECT id FROM blob")
+    desk.again("mine")
+    assert desk.undo().problem, "the file is not taken over yet"
+    with database(desk) as db:
+        db.execute("DROP TABLE guard")
+    desk.again("mine")
+    assert done(desk.undo()) == ["a"]
+    with database(desk) as db:
+        contents = db.execute("SELECT key FROM pack, json_each(places)").fetchall()
+    assert len(contents) == len(set(contents))
 
 
 def test_what_changes_while_it_is_read_is_lost(files: WorkspaceFiles) -> None:
@@ -1932,6 +2031,22 @@ def test_a_database_that_cannot_be_written_stops_no_undo(desk: Desk) -> None:
         db.execute("CREATE TRIGGER full BEFORE DELETE ON run BEGIN SELECT RAISE(FAIL, ''); END")
     assert done(desk.undo()) == ["a"]
     assert desk.tree() == {}
+
+
+def test_a_first_look_that_fails_holds_no_step_up(desk: Desk) -> None:
+    """No room for what is not in git: what git has is not checked then."""
+    track(desk, {"a": "1"})
+    settle()
+    desk.run(sh("true"))
+    desk.snapshots.close()
+    with database(desk) as db:
+        db.execute("CREATE TRIGGER full BEFORE INSERT ON pack BEGIN SELECT RAISE(FAIL, ''); END")
+    desk.put({"new": "mine"})
+    desk.again()
+    assert desk.run(sh("echo 2 > a")).stop_reason == "stop"
+    [notice] = desk.notices()
+    assert "does not cover file changes in this session" in notice
+    assert desk.undo().problem
 
 
 def test_a_look_that_fails_is_reported_once_and_the_run_goes_on(desk: Desk) -> None:

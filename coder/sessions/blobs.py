@@ -20,9 +20,10 @@ MAX_WAITING = 2_000_000  # bytes of contents in memory, before they are stored
 PACK = 250_000  # bytes that are compressed at once: for each small file that would take longer
 DAY = 86_400  # seconds
 KEPT_DAYS = 30
+# The ids of the contents in a pack; a damaged row has none
+IDS = "json_each(CASE WHEN json_valid(places) THEN places ELSE '{}' END)"
 # Does a pack have one of these contents?
-HAS_ONE = """EXISTS
-    (SELECT 1 FROM json_each(places) WHERE key IN (SELECT value FROM json_each(?)))"""
+HAS_ONE = f"EXISTS (SELECT 1 FROM {IDS} WHERE key IN (SELECT value FROM json_each(?)))"
 
 Places = dict[str, tuple[int, int]]  # where contents start and end in a pack, by their ids
 
@@ -43,6 +44,7 @@ class BlobStore(Database):
     wal = False
     schema = """
     PRAGMA auto_vacuum = full;
+    BEGIN IMMEDIATE;
     CREATE TABLE IF NOT EXISTS pack (id INTEGER PRIMARY KEY, used INTEGER, places TEXT, data BLOB);
     CREATE TABLE IF NOT EXISTS run (id INTEGER PRIMARY KEY, session TEXT, time INTEGER, data TEXT);
     CREATE TABLE IF NOT EXISTS seen (folder BLOB PRIMARY KEY, states TEXT) WITHOUT ROWID;
@@ -52,6 +54,7 @@ class BlobStore(Database):
     DROP TABLE blob;
     DROP TABLE IF EXISTS file;
     PRAGMA user_version = 2;
+    COMMIT;
     """
 
     def __init__(self, root: str, data: str, git: Git) -> None:
@@ -60,6 +63,8 @@ class BlobStore(Database):
         self.git = git
         self.in_git: Collection[str] = ()  # contents that git has
         self.kept: set[str] = set()  # contents that need not be stored again
+        [row] = self.rows("SELECT coalesce(max(id), 0) AS id FROM pack")
+        self._newest_pack: int = row["id"]  # of those that were looked at
         self._waiting_blobs: dict[str, bytes] = {}
         self._waiting_bytes = 0
         with contextlib.suppress(OSError):
@@ -89,18 +94,27 @@ class BlobStore(Database):
         return blob
 
     def flush(self) -> None:
-        """Store what waits."""
+        """Store what waits, but no pack that another process has stored meanwhile: two may read the
+        same files at once."""
         with self._lock:
             waiting = self._waiting_blobs
             self._waiting_blobs = {}
             self._waiting_bytes = 0
+            if not waiting:
+                return
             now = int(time.time())
-            rows: list[tuple[int, str, bytes]] = []
-            for places, data in _packs(waiting):
-                rows.append((now, json.dumps(places), zlib.compress(data, 1)))
-            if rows:
-                self.execute("INSERT INTO pack (used, places, data) VALUES (?, ?, ?)", *rows)
-                self.kept.update(waiting)
+            packs = [(places, zlib.compress(data, 1)) for places, data in _packs(waiting)]
+            with self.transaction() as db:
+                new = f"SELECT pack.id AS pack, key FROM pack, {IDS} WHERE pack.id > ?"
+                for row in db.execute(new, (self._newest_pack,)).fetchall():
+                    self.kept.add(row["key"])
+                    self._newest_pack = max(self._newest_pack, row["pack"])
+                for places, data in packs:
+                    if not self.kept.issuperset(places):
+                        values = (now, json.dumps(places), data)
+                        insert = "INSERT INTO pack (used, places, data) VALUES (?, ?, ?)"
+                        db.execute(insert, values)
+            self.kept.update(waiting)
 
     def blobs(self, ids: Set[str]) -> dict[str, bytes]:
         """The contents with these ids that are still kept, here or by git."""
@@ -118,14 +132,15 @@ class BlobStore(Database):
     def saved_states(self) -> dict[str, Seen]:
         """The files of each folder as earlier processes have read them, if their contents are
         kept, or git has them."""
-        self.kept = {row["key"] for row in self.rows("SELECT key FROM pack, json_each(places)")}
+        self.kept = {row["key"] for row in self.rows(f"SELECT key FROM pack, {IDS}")}
         saved: dict[str, Seen] = {}
         for row in self.rows("SELECT folder, states FROM seen"):
             states: Seen = {}
-            for path, facts in json.loads(row["states"]).items():
-                state = State(*facts)
-                if state.blob in self.kept or state.blob in self.in_git:
-                    states[path] = state
+            with contextlib.suppress(ValueError):  # damaged
+                for path, facts in json.loads(row["states"]).items():
+                    state = State(*facts)
+                    if state.blob in self.kept or state.blob in self.in_git:
+                        states[path] = state
             folder = os.fsdecode(row["folder"])
             saved[folder] = states
         return saved

@@ -70,9 +70,13 @@ class FirstLook:
         if self.closing.is_set():
             return
         self.survey()
-        if len(self.known.unread) <= BATCH:
-            self._read_unread()  # a tool waits for these
-        self.check()
+        try:
+            if len(self.known.unread) <= BATCH:
+                self._saved = self.store.saved_states()
+                self._read_small()  # a tool waits for these; its end waits for the check
+            self.check()
+        finally:
+            self.known.is_checked.set()
         self.read_rest()
 
     def read_index(self) -> None:
@@ -140,7 +144,8 @@ class FirstLook:
         them."""
         with self.known.lock:
             self.watch.collect()
-            for path in paths & self.known.in_git.keys():
+            doubtful = paths & self.known.in_git.keys()
+            for path in sorted(doubtful, key=os.path.dirname):  # a folder's are read together
                 is_as_added = path not in self.index.changed
                 if not is_as_added or not is_within(path, self.watch.reported):
                     del self.known.in_git[path]
