@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.doors import batch
 from tests.harness import shell
-from tests.terminal import OneShot, until
+from tests.terminal import PATIENCE, OneShot, until
 
 Row = dict[str, Any]
 YOLO = ("--", "-y")
@@ -192,7 +193,7 @@ def slow(body: Body) -> Reply:
 
 def test_a_killed_worker_costs_one_attempt(tmp_path: Path) -> None:
     with (
-        ScriptedServer(slow) as server,
+        ScriptedServer([Reply(hold=PATIENCE), Reply("Done.")]) as server,
         Place(tmp_path, server, [{"id": "a", "prompt": "x"}]) as place,
     ):
         until(lambda: server.requests)
@@ -399,8 +400,14 @@ def test_a_file_that_holds_something_else_is_left_alone(
 
 
 def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:
+    is_second_over = threading.Event()
+
+    def late(body: Body) -> Reply:
+        is_second_over.wait(PATIENCE)
+        return Reply("Done.")
+
     with (
-        ScriptedServer(slow) as server,
+        ScriptedServer(late) as server,
         Place(tmp_path, server, GOOD) as first,
     ):
         until(lambda: server.requests)
@@ -413,6 +420,7 @@ def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:
         )
         assert second.returncode == 2
         assert "another run writes this file" in second.stderr
+        is_second_over.set()
         assert first.end() == 0
     assert len(first.rows()) == 1
 

@@ -14,7 +14,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -473,41 +476,58 @@ def test_yolo_is_yellow_at_the_prompt(tmp_path: Path, no_color: str) -> None:
 # ---- the end by a signal -------------------------------------------------------------------------
 
 
+@dataclass
+class Silent(Reply):
+    """The beginning of an answer; once the program has read it, a comment, and no more."""
+
+    is_read: threading.Event = field(default_factory=threading.Event)
+
+    def body(self, asked: Body) -> Iterator[bytes]:
+        yield from super().body(asked)
+        self.is_read.wait(PATIENCE)
+        yield b": a comment\n\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text"),
+    [
+        pytest.param(4, "alpha beta gamma", id="a text"),
+        pytest.param(1, "First I look.", id="no text yet"),
+    ],
+)
 @pytest.mark.parametrize("form", ["json", "stream-json"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_text_of_a_task_that_a_signal_ends_is_the_answer_so_far(
-    tmp_path: Path, number: signal.Signals, form: str
+    tmp_path: Path,
+    number: signal.Signals,
+    form: str,
+    pieces: int,
+    text: str,
 ) -> None:
     (tmp_path / "home").mkdir()
     trace = tmp_path / "home" / "run.jsonl"
     look = Reply("First I look.", [("ls", {})])
-    for pieces, last, text in (
-        (4, "gamma", "alpha beta gamma"),
-        (
-            1,
-            "assistant",
-            "First I look.",
-        ),
+    half = Silent("alpha beta gamma", cut=pieces, close="hang")
+    flags = "--trace", str(trace), "--output-format", form
+    with (
+        serve(look, half) as server,
+        OneShot(tmp_path, server, *flags, "hello") as run,
     ):
-        half = Reply("alpha beta gamma", cut=pieces, close="hang")
-        flags = "--trace", str(trace), "--output-format", form
-        with (
-            serve(look, half) as server,
-            OneShot(tmp_path, server, *flags, "hello") as run,
-        ):
 
-            def has_come(last: str = last) -> bool:
-                lines = trace.read_text().split("\n") if trace.exists() else []
-                chunks = [each for each in lines if '"n": 2' in each and '"chunk"' in each]
-                return any(last in each for each in chunks)
+        def has_come(last: str) -> bool:
+            lines = trace.read_text().split("\n") if trace.exists() else []
+            chunks = [line for line in lines if '"n": 2' in line and '"chunk"' in line]
+            return any(last in line for line in chunks)
 
-            until(has_come, "the beginning of the second answer")
-            run.kill(number)
-            assert run.end() == 128 + number
-        end = json.loads(run.out.splitlines()[-1])
-        assert end["stop_reason"] == "aborted"
-        assert end["text"] == text
-        trace.unlink()
+        # The trace has a piece before the run has its events: they are through when the next comes
+        until(lambda: has_come("gamma" if pieces == 4 else "assistant"), "the beginning")
+        half.is_read.set()
+        until(lambda: has_come(": a comment"), "the comment after it")
+        run.kill(number)
+        assert run.end() == 128 + number
+    end = json.loads(run.out.splitlines()[-1])
+    assert end["stop_reason"] == "aborted"
+    assert end["text"] == text
 
 
 # ---- when the context is full --------------------------------------------------------------------

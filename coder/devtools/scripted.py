@@ -67,8 +67,8 @@ class Reply:
     hold: float = 0.0
     failure: ModelError | None = None  # instead of the answer or after it; of a model only
 
-    def body(self, asked: Body) -> Sequence[bytes]:
-        """The pieces of a streamed answer."""
+    def body(self, asked: Body) -> Iterable[bytes]:
+        """The pieces of a streamed answer. A subclass may wait between two of them."""
         if self.chunks is not None:
             return self.chunks
         return list(events(self, asked))[: self.cut]
@@ -257,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._json(200, completion(reply, body))
 
-    def _stream(self, reply: Reply, chunks: Sequence[bytes]) -> None:
+    def _stream(self, reply: Reply, chunks: Iterable[bytes]) -> None:
         """One HTTP chunk and one write each."""
         headers = {"content-type": "text/event-stream", "transfer-encoding": "chunked"}
         self._head(reply.status, headers | reply.headers)
