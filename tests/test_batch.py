@@ -3,6 +3,7 @@ input."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import pytest
 from coder.devtools.scripted import Body, Reply, ScriptedServer
 from coder.doors import batch
 from tests.harness import shell
-from tests.terminal import PATIENCE, OneShot, until
+from tests.terminal import PATIENCE, OneShot, gone, until
 
 Row = dict[str, Any]
 YOLO = ("--", "-y")
@@ -186,9 +187,21 @@ def test_a_failed_task_has_a_row_and_the_others_go_on(
 # ---- what dies -----------------------------------------------------------------------------------
 
 
-def slow(body: Body) -> Reply:
-    """Long enough for a kill."""
-    return Reply("Done.", hold=1.0)
+class Held:
+    """A script that answers so many requests at once, and the others when `may_go_on` is set."""
+
+    def __init__(self, answered: int) -> None:
+        self.left = answered
+        self.lock = threading.Lock()
+        self.may_go_on = threading.Event()
+
+    def __call__(self, body: Body) -> Reply:
+        with self.lock:
+            self.left -= 1
+            is_held = self.left < 0
+        if is_held:
+            self.may_go_on.wait(PATIENCE)
+        return Reply("Done.")
 
 
 def test_a_killed_worker_costs_one_attempt(tmp_path: Path) -> None:
@@ -207,17 +220,18 @@ def test_a_killed_worker_costs_one_attempt(tmp_path: Path) -> None:
 
 def test_after_a_kill_of_the_driver_the_same_command_goes_on(tmp_path: Path) -> None:
     tasks = [{"id": f"{number}", "prompt": "x"} for number in range(6)]
-    with ScriptedServer(slow) as server:
+    script = Held(2)
+    with ScriptedServer(script) as server:
         first = Place(tmp_path, server, tasks, "--workers", "2")
         try:
             until(lambda: first.results.exists() and len(first.rows()) >= 2)
-            workers = first.workers()
             first.kill(signal.SIGKILL)
             first.child.wait()
-            until(lambda: not any(map(command_of, workers)), "workers end with the driver")
+            gone(first.mark, PATIENCE)  # workers end with the driver
         finally:
             first.stop()
             first.child.communicate()
+            script.may_go_on.set()
         with first.results.open("a") as file:
             file.write('{"id": "5", "stop_rea')  # as a kill cuts it
         done = len(first.results.read_text().splitlines()) - 1
@@ -229,18 +243,34 @@ def test_after_a_kill_of_the_driver_the_same_command_goes_on(tmp_path: Path) -> 
     assert sorted(ids) == [task["id"] for task in tasks]
 
 
+def press_ctrl_c(process: int) -> None:
+    os.kill(process, signal.SIGINT)
+
+
+def press_ctrl_c_unseen(process: int) -> None:
+    """As if it came between Python's look for signals and a wait: another thread gets it, and so
+    the main thread does not wake up."""
+    threads = {int(path.name) for path in Path(f"/proc/{process}/task").iterdir()}
+    other = min(threads - {process})
+    assert ctypes.CDLL(None).tgkill(process, other, signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize("press", [press_ctrl_c, press_ctrl_c_unseen])
 def test_ctrl_c_ends_the_workers_and_leaves_a_file_that_can_be_gone_on_with(
     tmp_path: Path,
+    press: Callable[[int], None],
 ) -> None:
     tasks = [{"id": f"{number}", "prompt": "x"} for number in range(4)]
-    with ScriptedServer(slow) as server:
+    script = Held(1)
+    with ScriptedServer(script) as server:
         with Place(tmp_path, server, tasks, "--workers", "2") as place:
             until(lambda: place.results.exists() and len(place.rows()) >= 1)
             until(lambda: place.workers())
-            place.kill(signal.SIGINT)
+            press(place.child.pid)
             assert place.end() == 130
             assert "The same command goes on" in place.err
         assert len(place.rows()) < 4
+        script.may_go_on.set()
         with Place(tmp_path, server, tasks, "--workers", "4") as place:
             assert place.end() == 0, place.err
     assert len(place.rows()) == 4
@@ -400,14 +430,9 @@ def test_a_file_that_holds_something_else_is_left_alone(
 
 
 def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:
-    is_second_over = threading.Event()
-
-    def late(body: Body) -> Reply:
-        is_second_over.wait(PATIENCE)
-        return Reply("Done.")
-
+    script = Held(0)
     with (
-        ScriptedServer(late) as server,
+        ScriptedServer(script) as server,
         Place(tmp_path, server, GOOD) as first,
     ):
         until(lambda: server.requests)
@@ -420,7 +445,7 @@ def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:
         )
         assert second.returncode == 2
         assert "another run writes this file" in second.stderr
-        is_second_over.set()
+        script.may_go_on.set()
         assert first.end() == 0
     assert len(first.rows()) == 1
 

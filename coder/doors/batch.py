@@ -36,6 +36,7 @@ from coder.doors.workspace import WorkspaceError, workspace
 Report = Callable[[Sequence[Row]], object]
 TRIES = 3  # attempts at a task whose process is killed
 USAGE = 2  # the exit code of a program whose flags or settings are wrong
+SLICE = 0.5  # seconds of waiting at once
 SAID = 500  # characters of what a failed process has said
 # What a row has of the events of the program, by their types
 REPORTED = {
@@ -218,7 +219,11 @@ class Engine(Protocol):
         ...
 
     def ended(self, handles: Iterable[Any]) -> Iterable[Any]:
-        """Wait until some jobs have ended; their handles."""
+        """Wait until some jobs have ended, or for SLICE seconds; the handles of those that have.
+
+        A Ctrl+C that comes after Python has looked for signals, and before the wait, does not end
+        the wait. It is handled when the slice is over.
+        """
         ...
 
     def row(self, handle: Any) -> Row:
@@ -242,7 +247,7 @@ class LocalEngine:
         return self._pool.submit(work, job, self._running)
 
     def ended(self, handles: Iterable[Future[Row]]) -> Iterable[Future[Row]]:
-        return wait(handles, return_when=FIRST_COMPLETED).done
+        return wait(handles, timeout=SLICE, return_when=FIRST_COMPLETED).done
 
     def row(self, handle: Future[Row]) -> Row:
         return handle.result()

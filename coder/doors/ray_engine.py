@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import ray
 
-from coder.doors.batch import Job, work
+from coder.doors.batch import SLICE, Job, work
 from coder.doors.files import BatchError, Row
 
 RESTARTS = 20  # of a task whose worker or node is lost, in addition to batch.TRIES
@@ -36,7 +36,7 @@ class RayEngine:
         return self._work.remote(job)
 
     def ended(self, handles: Iterable[Any]) -> Iterable[Any]:
-        ready, _ = ray.wait(list(handles), num_returns=1)
+        ready, _ = ray.wait(list(handles), num_returns=1, timeout=SLICE)
         return list(ready)
 
     def row(self, handle: Any) -> Row:
