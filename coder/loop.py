@@ -100,16 +100,15 @@ def run_to_end(run: Run) -> Events[RunResult]:
     here: an interrupt after that report, all others without it."""
     interrupt: KeyboardInterrupt | None = None
     with run.abort.child(run.limits.max_seconds) as token:
-        # A token of the run's own: the caller's and the time limit set it, but it does not set the
-        # caller's
+        # A token of the run's own. The caller's token and the time limit set it; to set it does not
+        # set the caller's
         run.abort = token
         try:
             yield events.RunStart()
             yield events.Status("preparing")
             end = yield from run_steps(run)
         except Aborted as error:
-            # The token is set, unless a hook has raised Aborted by itself: it is set then, too
-            run.abort.set(str(error))
+            run.abort.set(str(error))  # set already, unless a hook has raised it by itself
             end = run.abort_end()
             yield from run.settle()
         except KeyboardInterrupt as error:
@@ -234,7 +233,7 @@ def continue_run(run: Run, end: End) -> Events[End | None]:
     run.pending += queued
     if queued:
         return None
-    if end.stop_reason != "stop":  # a text cut at the output limit: its end is missing anyway
+    if end.stop_reason != "stop":  # "length": a text that was cut is not judged
         return end
     return (yield from remind_to_call(run, end))
 

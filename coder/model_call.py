@@ -136,7 +136,7 @@ def stream_answer(run: Run) -> Events[Completion]:
     """One attempt: send the request and pass on the deltas of its answer. Raises ModelError."""
     request = yield from make_request(run)
     yield events.Status("asking")
-    is_started = False
+    is_started = False  # the answer; a Notice may come before it
     with Returning(run.model.stream(request, run.abort)) as stream:
         for event in stream:
             if not is_started and not isinstance(event, events.Notice):

@@ -70,8 +70,8 @@ class OpenCall:
         self.tool_began = time.monotonic()
 
     def end_tool(self) -> None:
-        """Stop the clock. Nothing to stop: the tool was not run, or the clock was stopped before
-        the hooks that look at the result."""
+        """Stop the clock, if it is running: it is not for a call that was not run, or if it was
+        stopped before the hooks that see the result."""
         if self.tool_began is not None:
             self.tool_seconds = time.monotonic() - self.tool_began - self.user_seconds
             self.tool_began = None
@@ -103,7 +103,7 @@ class Run:
     limits: Limits
     retry: RetryPolicy
     abort: Abort
-    budget: Budget  # may be shared: `steps` below are this run's alone
+    budget: Budget  # counts the steps of sub-agents, too; `steps` below does not
 
     # What has come of it so far
     pending: list[Message]  # prompts and queued messages that are not in the list yet

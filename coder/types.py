@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     V = TypeVarWithDefault("V", default=Any)
 else:
     V = TypeVar("V")
-# Code that has something to tell the user, but no events, is given one: it takes a sentence
+# Takes a sentence for the user: for code outside of a run, which has no events to say it with
 Report = Callable[[str], object]
 
 
@@ -35,14 +35,14 @@ def ignore(sentence: str) -> None:
 Message = dict[str, Any]
 
 # Three words for an end. `finish_reason`: why an answer ended, in the provider's words. Finish: the
-# same in four terms of our own. StopReason: why the run ended, which may take many answers
+# same in four terms of our own. StopReason: why the run ended, after one answer or many
 Finish = Literal["stop", "tool_calls", "length", "content_filter"]
 StopReason = Literal[
     "stop", "length", "content_filter", "max_steps", "max_time", "doom_loop", "aborted", "error"
 ]
-# Errors that may pass by themselves: a later attempt can succeed
+# Kinds of errors. These may pass by themselves: a later attempt can succeed
 Transient = Literal["rate_limit", "server", "network", "incomplete", "empty"]
-# All of them. "overflow": the context is full; "protocol": what came is no answer of this API;
+# All kinds. "overflow": the context is full; "protocol": what came is no answer of this API;
 # "no_call": the model called no tool, although it was asked to
 ErrorKind = Literal[
     Transient, "overflow", "quota", "auth", "bad_request", "not_found", "protocol", "no_call"
@@ -69,12 +69,12 @@ class Usage:
 
     @property
     def is_empty(self) -> bool:
-        """Is this the usage of no answer at all, where a sum begins?"""
+        """Was nothing counted? A sum begins with such a Usage."""
         return not (self.input or self.output or self.cost)
 
     def __add__(self, other: Usage) -> Usage:
-        # An empty Usage has the cost None, too, but it costs nothing: the sum costs what the other
-        # one does. Beside it None means that a price is missing, also for the sum
+        # The cost None has two meanings. In an empty Usage nothing was spent: the sum costs what
+        # the other one does. In all others a price is missing: then the sum has no cost either
         if self.is_empty:
             cost = other.cost
         elif other.is_empty:
