@@ -207,7 +207,7 @@ class ChatModel:
         else:
             if tap:
                 tap.ended(None)
-        yield from assembler.flush()
+        yield from assembler.flush()  # text held back, which could have begun a tag of thoughts
         return self._whole_answer(assembler, len(body))
 
     def _whole_answer(self, assembler: Assembler, body_size: int) -> Completion:

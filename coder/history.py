@@ -2,8 +2,8 @@
 
 Servers refuse a list in which a tool call has no result or a result has no call. `repair` runs
 before every request, so that a session is usable after anything; it changes no message in place
-and is idempotent. Read
-`repair`, then `wire_messages` and `History`: the rest are the small rules that they apply.
+and is idempotent. Read `repair`, then `History`, then `wire_messages` (in wire.py; it is imported
+here for all who work with messages): the rest are the small rules that they apply.
 """
 
 from __future__ import annotations
@@ -335,9 +335,10 @@ def _is_object(arguments: Any) -> bool:
 class History:
     """`repair` for the list of a run, in place.
 
-    The messages at its beginning that it has repaired before, or that are still as they were read,
-    are not checked again: a late step costs little more than the first one, and a long session is
-    taken up soon. Whoever changes one in place makes a new History.
+    The messages at its beginning that it has repaired before, or that are still as they were read
+    from a session (ReadMessages), are not checked again: a late step costs little more than the
+    first one, and a long session is taken up soon. Whoever changes one in place makes a new
+    History.
     """
 
     def __init__(self, messages: list[Message]) -> None:
@@ -362,5 +363,7 @@ class History:
         self._ids -= _call_ids(self._repaired[known:])
         # All others are repaired
         messages[known:] = repair(messages[known:], self._ids)
-        self._repaired = messages[:]  # those that were read, too: to compare copies takes longer
+        # From here on known messages are told by identity, which is fast. So one that is changed in
+        # place is not noticed
+        self._repaired = messages[:]
         self._ids |= _call_ids(messages[known:])

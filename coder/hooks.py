@@ -88,7 +88,7 @@ HOOK_NAMES = tuple(name for name in vars(Hooks) if not name.startswith("_"))
 
 def implements(hook: Hooks, name: str) -> bool:
     """Does this hook override the method?"""
-    if type(hook) is HookChain:  # one of a class of its own does more than its hooks
+    if type(hook) is HookChain:  # not a subclass, which may do more than its hooks
         return any(implements(inner, name) for inner in hook.hooks)
     return name in vars(hook) or getattr(type(hook), name) is not getattr(Hooks, name)
 

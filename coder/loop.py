@@ -7,6 +7,15 @@ come out, hooks go in.
 The list of messages belongs to the caller and is extended in place. However a run ends (an answer,
 a limit, an error, an abort, Ctrl+C, a consumer that stops iterating), each tool call in it has
 exactly one result.
+
+Messages that the user enters during a run wait in the hooks. The loop asks for steering messages at
+the start, after each group of tools and when the model is done, for follow-ups only when the model
+is done. They are queued in `run.pending`, and enter the list before the next request: never between
+a call and its result.
+
+An abort (abort.py) is a token that can be set from anywhere. It closes the stream of the answer and
+stops the tools; in the loop the next `check` or `wait` of the token raises Aborted, which climbs to
+`run_to_end`.
 """
 
 from __future__ import annotations
@@ -24,7 +33,7 @@ from coder.model_call import ask, end_of
 from coder.providers.errors import RetryPolicy
 from coder.run import End, Run
 from coder.text_calls import reminder
-from coder.tool_calls import reason_not_to_run, run_tools, skip_calls
+from coder.tool_calls import reason_to_skip, run_tools, skip_calls
 from coder.toolset import Tool, Toolset
 from coder.types import (
     Aborted,
@@ -87,20 +96,19 @@ def run_loop(
 
 
 def run_to_end(run: Run) -> Events[RunResult]:
-    """Run all steps, settle the list and report the end.
-
-    Any other exception than an abort or an interrupt leaves from here: the list is settled, and no
-    end is reported.
-    """
+    """Run all steps, settle the list and report the end. Exceptions other than an abort leave from
+    here: an interrupt after that report, all others without it."""
     interrupt: KeyboardInterrupt | None = None
     with run.abort.child(run.limits.max_seconds) as token:
-        run.abort = token  # from here on the run's own: to set it does not set the caller's
+        # A token of the run's own. The caller's token and the time limit set it; to set it does not
+        # set the caller's
+        run.abort = token
         try:
             yield events.RunStart()
             yield events.Status("preparing")
             end = yield from run_steps(run)
         except Aborted as error:
-            run.abort.set(str(error))  # if a hook has raised it: all that checks the token stops
+            run.abort.set(str(error))  # set already, unless a hook has raised it by itself
             end = run.abort_end()
             yield from run.settle()
         except KeyboardInterrupt as error:
@@ -109,8 +117,8 @@ def run_to_end(run: Run) -> Events[RunResult]:
             yield from run.settle()
             interrupt = error  # raised again below
         finally:
-            # For the other ways out: another exception, or a consumer that has stopped. Nobody can
-            # get these events then. After all other ends nothing is left to settle
+            # For a consumer that has stopped, or an exception that is not caught above: nobody can
+            # get the events then. After the ends above nothing is left to settle
             drain(run.settle())
         yield events.Status("ended")
         yield events.RunEnd(
@@ -143,8 +151,8 @@ def run_steps(run: Run) -> Events[End]:
         if problem:
             raise ValueError(f"{problem}: give the run a prompt")
 
-    # How long the list is, in tokens, was kept with the last answer of an earlier run. The hook
-    # on_length needs it before this run's first answer
+    # Before the first answer of this run the hook on_length gets the tokens that were kept with the
+    # last answer of an earlier run. They are found by its place in the list, once that is in order
     run.history.repair()
     run.last_usage = kept_usage(run.messages)
 
@@ -187,26 +195,28 @@ def run_step(run: Run) -> Events[End | None]:
         yield run.end_step("error", Usage())  # "error": there is no finish_reason
         return answer
 
-    # Its calls, each of which gets a result. An answer with calls has an End only if a content
-    # filter has stopped it
+    # What the answer means for the run. If it has calls, only a content filter ends the run here
     end = end_of(answer, run.model.context_window)
+
+    # Each call gets a result. If the calls are skipped, `end` stays as it is: that of the filter;
+    # or None after a cut answer: the model reads in the results why they were not run
     if answer.calls:
         yield events.Status("running_tools")
-        why_not = reason_not_to_run(answer, end)
-        if why_not:
-            yield from skip_calls(run, why_not)
+        reason = reason_to_skip(answer, end)
+        if reason:
+            yield from skip_calls(run, reason)
         else:
             end = yield from run_tools(run)
-        yield from run.add_pending()  # what the user has queued meanwhile
+        yield from run.add_pending()  # steering messages that run_tools has queued
 
     yield run.end_step(answer.finish_reason, answer.usage)
     return end
 
 
 def reason_not_to_ask(messages: list[Message], hooks: Hooks) -> Events[str]:
-    """Why a model has nothing to answer, also in the list as the hooks convert it; "" if it has."""
+    """Why a run without a prompt has nothing to ask the model; "" if the list has something."""
     problem = reason_not_to_answer(messages)
-    if problem:  # the hooks may convert a message with a role of the user's own
+    if problem:  # a message with a custom role counts, if the hooks convert it
         converted = yield from resolve(hooks.convert_to_llm(messages))
         problem = reason_not_to_answer(converted)
     return problem
@@ -223,7 +233,7 @@ def continue_run(run: Run, end: End) -> Events[End | None]:
     run.pending += queued
     if queued:
         return None
-    if end.stop_reason != "stop":
+    if end.stop_reason != "stop":  # "length": a text that was cut is not judged
         return end
     return (yield from remind_to_call(run, end))
 

@@ -24,7 +24,7 @@ def ask(run: Run) -> Events[Completion | End]:
     # After tool results an empty answer means that the model is done. Else it is asked once more
     empty_is_fine = newest(run.messages).get("role") == "tool"
     while True:
-        # Before each attempt a hook may shorten the list, if it is near the limit
+        # Repair the list. The hook on_length shortens it if it is near the limit: mostly it is not
         yield from compact(run, "threshold")
 
         # If the attempt fails: once more with a shorter list or after a wait, or the end
@@ -38,14 +38,14 @@ def ask(run: Run) -> Events[Completion | End]:
                 if not is_shorter:
                     return End("length", CONTEXT_LIMIT, error)
                 continue
-            delay = failures.add(error)
+            delay = failures.add(error)  # seconds until the next attempt
             if delay is None:  # too many errors, or one for which no wait helps
                 return End("error", failures.text(error), error)
             yield from wait_to_retry(run, attempt=failures.attempts, delay=delay, error=error)
             continue
 
-        # If the full context has cut the answer: once more, if the list can be shortened; else it
-        # is accepted, and end_of ends the run
+        # If the full context has cut the answer: it is dropped and asked for once more, if the list
+        # can be shortened; else it is accepted, and end_of ends the run
         if fills_context(answer, run.model.context_window):
             is_shorter = yield from compact(run, "length")
             if is_shorter:
@@ -78,6 +78,7 @@ def is_empty(answer: Completion) -> bool:
 
 def end_of(answer: Completion, context_window: int) -> End | None:
     """The End that this answer means; None if it has calls, after whose results the run goes on."""
+    # First, for an answer with calls, too: none of them is run
     if answer.finish == "content_filter":
         return End("content_filter", answer.text or FILTERED)
     if answer.calls:
@@ -92,16 +93,19 @@ def end_of(answer: Completion, context_window: int) -> End | None:
 
 
 def compact(run: Run, trigger: Trigger) -> Events[bool]:
-    """Repair the list, then let on_length shorten it, at most `max_compactions` times between two
-    answers. At "threshold" the hook decides whether that is needed.
+    """Repair the list, then let the hook on_length shorten it, at most `max_compactions` times
+    between two answers.
 
     Returns whether the list is shorter now.
     """
     run.history.repair()
     if run.compactions >= run.limits.max_compactions:
         return False
-    is_needed = trigger != "threshold"  # else the hook decides
-    if is_needed:
+
+    # At "threshold" only the hook knows whether the list is too long, and mostly it is not. In all
+    # other cases the server has said so: the state of the run changes
+    is_too_long = trigger != "threshold"
+    if is_too_long:
         yield events.Status("compacting")
 
     # The hook shortens the list in place. Its event gets the compaction's number and the new list
@@ -115,14 +119,16 @@ def compact(run: Run, trigger: Trigger) -> Events[bool]:
     if not work.value:
         return False
 
-    # What was known of the longer list is void
+    # The size of the longer list is void, and so is the text of an answer that was cut ("length")
     run.compactions += 1
     run.partial = []
     run.last_usage = Usage()
-    if is_needed:
+    if is_too_long:
         yield events.Status("preparing")
     yield from resolve(run.hooks.on_compacted(run.messages))
-    run.history = History(run.messages)  # messages may have been changed in place
+
+    # The old History would not check again what it has repaired; the hooks may have changed that
+    run.history = History(run.messages)
     return True
 
 
@@ -130,7 +136,7 @@ def stream_answer(run: Run) -> Events[Completion]:
     """One attempt: send the request and pass on the deltas of its answer. Raises ModelError."""
     request = yield from make_request(run)
     yield events.Status("asking")
-    is_started = False
+    is_started = False  # the answer; a Notice may come before it
     with Returning(run.model.stream(request, run.abort)) as stream:
         for event in stream:
             if not is_started and not isinstance(event, events.Notice):
@@ -139,7 +145,8 @@ def stream_answer(run: Run) -> Events[Completion]:
             if isinstance(event, events.TextDelta):
                 run.partial.append(event.text)
             yield event
-            # A model of the user's own may never check. `reason` first: no call for each token
+            # A ChatModel checks the token by itself, a Model of the user's own may never do it. The
+            # `if` only saves a call for each piece of text
             if run.abort.reason:
                 run.abort.check()
     if not is_started:  # an empty answer
@@ -155,18 +162,21 @@ def make_request(run: Run) -> Events[Request]:
 
     `run.offered` is set to the tools that are in it.
     """
-    # The hooks choose and convert what is sent; mostly it is the list itself. They may also have
-    # changed the list: it is repaired again, and so is what they made of it
+    # The hooks make the list for this request. Without such hooks it is the run's list itself
     chosen = yield from resolve(run.hooks.transform_context(run.messages, run.abort))
-    converted = yield from resolve(run.hooks.convert_to_llm(chosen))
-    run.history.repair()
-    if converted is not run.messages:
-        converted = repair(converted)
+    for_model = yield from resolve(run.hooks.convert_to_llm(chosen))
 
-    # Its messages are converted when they are needed, from its `source` (wire.py)
+    # `ask` has repaired the run's list, but the hooks may have changed it in passing. If they have
+    # made another list, that is repaired, too
+    run.history.repair()
+    if for_model is not run.messages:
+        for_model = repair(for_model)
+
+    # `request.messages`, without "meta" and custom roles, are made of a copy of the list when a
+    # hook or a model reads them. ChatModel does without: it takes only what is new (wire.py)
     request = RunRequest.of(
-        converted.copy(),
-        run.model.name,
+        source=for_model.copy(),
+        model=run.model.name,
         tools=run.tools.schemas,
         system=run.system,
         api_key=(yield from resolve(run.hooks.get_api_key())),
@@ -191,7 +201,8 @@ def wait_to_retry(run: Run, attempt: int, delay: float, error: ModelError) -> Ev
 
 
 def accept(run: Run, answer: Completion) -> Events[None]:
-    """Add the answer to the list, unless it is empty, and report it. Its calls are open then."""
+    """Add the answer to the list, unless it is empty, and report it in any case. Its calls are open
+    then."""
     # It is the newest answer now
     run.partial = []
     run.compactions = 0
@@ -200,12 +211,13 @@ def accept(run: Run, answer: Completion) -> Events[None]:
     run.answer_message = answer.message
     answer.message["meta"] = run.new_meta()
 
-    # Its calls wait for results. They are open before the list has them: whatever stops the run
-    # from here on, `settle` gives each a result
+    # Its calls wait for results. They are open before the list has the answer, so that `settle`
+    # gives each a result, whatever stops the run from here on. If the answer is not in the list
+    # yet, the repair in `settle` drops these results again
     recognize_calls(run, answer)
     run.open_calls = [OpenCall(call, run.tool_context(call)) for call in answer.calls]
     if answer.text or answer.calls:
-        # With how many tokens the list has now, for on_length in a later run
+        # The size of the list in tokens, up to here, is kept for on_length in a later run
         keep_usage(answer.message, answer.usage, len(run.messages))
         run.messages.append(answer.message)
     yield events.MessageEnd(answer.message)
@@ -214,10 +226,13 @@ def accept(run: Run, answer: Completion) -> Events[None]:
 
 
 def recognize_calls(run: Run, answer: Completion) -> None:
-    """Turn calls by other names into those of the offered tools.
+    """Turn the calls of an answer into calls of the offered tools: some models write other names of
+    a tool or its parameters (slips.py).
 
     The message is changed as well: the model reads in it how the tool is really called.
     """
+    # `call` is the call as the model has written it, `meant` as the tool takes it, `entry` its dict
+    # in the message
     entries = {entry.get("id"): entry for entry in calls_of(answer.message)}
     written = answer.calls
     answer.calls = [run.offered.recognize(call) for call in written]
@@ -226,5 +241,5 @@ def recognize_calls(run: Run, answer: Completion) -> None:
         if entry is None or meant == call:
             continue
         entry["function"]["name"] = meant.name
-        if not meant.problem:
+        if not meant.problem:  # else they are {}; the message keeps the text that was written
             entry["function"]["arguments"] = json.dumps(meant.arguments, ensure_ascii=False)

@@ -75,7 +75,7 @@ class Repetitions:
         self._in_a_row = 0
         self._forget_stale()
 
-    def add(self, call: ToolCall, result: ToolResult) -> None:
+    def add_result(self, call: ToolCall, result: ToolResult) -> None:
         """Count a call and its result. After many without anything new the result gets a note."""
         self.has_calls = True
         outcome = (_key(call), as_text(result.content))

@@ -48,30 +48,36 @@ class End:
 
 @dataclass(eq=False)
 class OpenCall:
-    """A tool call of the newest answer whose result is not in the list yet."""
+    """A tool call of the newest answer whose result is not in the list yet.
+
+    It is announced (ToolStart), gets a result (`end_call`, ToolEnd), and stays open until
+    `Run.add_result` has put the result into the list: the results of a group enter it together.
+    """
 
     call: ToolCall
     ctx: ToolContext
     is_announced: bool = False  # its ToolStart is out: a ToolEnd has to follow
-    result: ToolResult | None = None  # None until its ToolEnd, or until `settle` gives it one
+    result: ToolResult | None = None  # None until `end_call`, or until `settle` gives it one
     # The newest texts of its ToolUpdates: the output that is kept, if it is aborted
     updates: deque[str] = field(default_factory=lambda: deque(maxlen=100))
 
-    # How long the tool has run, without its hooks and without the user's replies
-    tool_seconds: float = 0.0
-    user_seconds: float = 0.0  # that its questions waited for the user's replies
+    # The clock of the tool itself: neither its hooks count nor the time in which it asks the user
     tool_began: float | None = None  # by the monotonic clock; None: it is not running
+    user_seconds: float = 0.0  # in which its questions waited for a reply
+    tool_seconds: float = 0.0  # the outcome, set by `end_tool`
 
     def begin_tool(self) -> None:
         self.tool_began = time.monotonic()
 
     def end_tool(self) -> None:
+        """Stop the clock, if it is running: it is not for a call that was not run, or if it was
+        stopped before the hooks that see the result."""
         if self.tool_began is not None:
             self.tool_seconds = time.monotonic() - self.tool_began - self.user_seconds
             self.tool_began = None
 
-    def close(self, result: ToolResult) -> events.ToolEnd:
-        """Keep the result of the call; returns the event that reports it."""
+    def end_call(self, result: ToolResult) -> events.ToolEnd:
+        """Give the call its result; returns the event that reports it."""
         self.end_tool()
         self.result = result
         return events.ToolEnd(
@@ -97,7 +103,7 @@ class Run:
     limits: Limits
     retry: RetryPolicy
     abort: Abort
-    budget: Budget
+    budget: Budget  # counts the steps of sub-agents, too; `steps` below does not
 
     # What has come of it so far
     pending: list[Message]  # prompts and queued messages that are not in the list yet
@@ -108,7 +114,7 @@ class Run:
     compactions: int = 0  # since the newest answer
     was_reminded: bool = False  # the model has got a reminder to call (text_calls.py)
     offered: Toolset = field(init=False)  # the tools of the newest request, after the hooks
-    history: History = field(init=False)  # the same list; its `repair` puts it in order
+    history: History = field(init=False)  # its `repair` puts `messages` in order, in place
     repetitions: Repetitions = field(init=False)  # counts calls that bring nothing new
 
     # The current step
@@ -141,6 +147,7 @@ class Run:
         return {"message_id": new_id(), "timestamp": now(), "model": self.model.name}
 
     def begin_step(self) -> events.StepStart:
+        """Count a step. The one before has left `partial` and `open_calls` empty."""
         self.budget.step()
         self.steps += 1
         self.in_step = True
@@ -158,27 +165,32 @@ class Run:
         )
 
     def add_pending(self) -> Events[None]:
+        """Put the prompts and queued messages into the list."""
         while self.pending:
             message = self.pending[0]
-            # First the append: an interrupt between the two lines then loses no message. `settle`
-            # adds it a second time
+            # First the append, then the pop. After an interrupt between them `settle` adds the
+            # message again: it is in the list twice, which servers accept. The other way round it
+            # would be lost
             self.messages.append(message)
             self.pending.pop(0)
             yield from _report(message)
 
     def add_result(self, opened: OpenCall) -> Events[None]:
+        """Put the result of a call into the list: the call is no longer open."""
         assert opened.result
         message = tool_message(opened.call.id, opened.result)
-        # First the append: an interrupt between the two lines then loses no result. `settle` adds
-        # it a second time, and its `repair` drops one of the two
+        # First the append, as above. If `settle` adds the result again, its `repair` drops one of
+        # the two
         self.messages.append(message)
         self.open_calls.remove(opened)
         self.tool_messages.append(message)
         yield from _report(message)
 
     def settle(self) -> Events[None]:
-        """Leave the list valid, whatever stopped the run. Does nothing the second time."""
-        # The text that has arrived becomes an answer
+        """Leave the list valid, whatever stopped the run. Called again it does nothing, or what is
+        left if an interrupt has stopped it."""
+        # The text that has arrived becomes an answer. It is taken out of `partial` before it is in
+        # the list, so that it is never added twice
         text = "".join(self.partial)
         if text:
             meta = self.new_meta() | {"aborted": True}
@@ -190,10 +202,11 @@ class Run:
         # Each call gets a result, and each ToolStart its ToolEnd
         for opened in self.open_calls[:]:
             if not opened.is_announced:
+                # Nothing has begun: it has neither a result nor a ToolStart, and gets no ToolEnd
                 opened.result = ToolResult(NOT_RUN, is_error=True)
             elif opened.result is None:
                 # Its tool or a hook was at work, or a question was open
-                yield opened.close(self.abort_result(opened))
+                yield opened.end_call(self.abort_result(opened))
             yield from self.add_result(opened)
         self.history.repair()  # an interrupt may have left a result twice
 

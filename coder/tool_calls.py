@@ -26,7 +26,7 @@ ANSWER_CUT = (
 SKIPPED = "Skipped due to queued user message."
 
 
-def reason_not_to_run(answer: Completion, end: End | None) -> str:
+def reason_to_skip(answer: Completion, end: End | None) -> str:
     """Why none of the calls of an answer is run; "" if they are. `end` is that of `end_of`."""
     if end:  # a content filter has stopped the answer
         return NOT_RUN
@@ -39,7 +39,7 @@ def skip_calls(run: Run, reason: str) -> Events[None]:
     """Give each open call a result that says why it is not run."""
     for opened in run.open_calls[:]:
         yield from announce_call(run, opened)  # no matter whether its arguments fit
-        yield opened.close(ToolResult(reason, is_error=True))
+        yield opened.end_call(ToolResult(reason, is_error=True))
         yield from run.add_result(opened)
 
 
@@ -52,7 +52,7 @@ def run_tools(run: Run) -> Events[End | None]:
     run.repetitions.begin_answer()
     while run.open_calls:
         # Start the calls of the next group, until one ends the run. A group is one call alone, or
-        # neighbours that run at the same time
+        # neighbours that run at the same time. Some have their results at once (`start_call`)
         size = run.offered.group_size([opened.call for opened in run.open_calls])
         group: list[OpenCall] = []
         end: End | None = None
@@ -62,8 +62,8 @@ def run_tools(run: Run) -> Events[End | None]:
             if end:
                 break
 
-        # Run those that have started, also if the last of them has ended the run. Their results
-        # enter the list in the order of the answer
+        # Run the tools of the others. This is also done if the last call of the group has ended the
+        # run: those before it were announced. The results enter the list in the order of the answer
         yield from run_group(run, group)
         for opened in group:
             yield from run.add_result(opened)
@@ -77,7 +77,8 @@ def run_tools(run: Run) -> Events[End | None]:
             yield from skip_calls(run, NOT_RUN)
             return end
 
-        # A message that the user has queued comes before the calls that are left
+        # A message that the user has queued comes before the calls that are left. After an abort
+        # nothing is queued: the calls that are left get their results in the next rounds
         if not run.abort.is_set():
             queued = yield from resolve(run.hooks.get_steering_messages())
             run.pending += queued
@@ -119,27 +120,29 @@ def start_call(run: Run, opened: OpenCall) -> Events[End | None]:
     call = opened.call
     failure = yield from announce_call(run, opened)
     if run.abort.is_set():
-        yield opened.close(ToolResult(f"Not run: {run.abort_reason}.", is_error=True))
+        yield opened.end_call(ToolResult(f"Not run: {run.abort_reason}.", is_error=True))
         return None
 
     # It equals an earlier call of this answer, and nothing was changed in between: not run again
     if run.repetitions.seen_in_answer(call):
-        yield opened.close(ToolResult(SAME_AS_ABOVE))
+        yield opened.end_call(ToolResult(SAME_AS_ABOVE))
         return None
     run.repetitions.add_to_answer(call, run.offered.changes_nothing(call))
 
-    # The third equal call in a row is refused, the fourth ends the run
+    # The third equal call in a row is refused; the fourth is refused, too, and ends the run. A call
+    # that was refused has its result
     end = yield from stop_repetition(run, opened)
-    if opened.result:  # it was refused; only then there can be an End
+    if opened.result:
         return end
 
     # Unusable arguments: no hook sees the call
     if failure:
-        run.repetitions.add(call, failure)
-        yield opened.close(failure)
+        run.repetitions.add_result(call, failure)
+        yield opened.end_call(failure)
         return None
 
-    # A hook may deny the call, or have a result for it, which after_tool_call sees, too
+    # A hook may deny the call, or have a result for it. Only this result and those of tools go
+    # through `finish_call`, which calls after_tool_call
     result = yield from call_hook(run, opened, hook=run.hooks.before_tool_call, argument=opened.ctx)
     if result:
         yield from finish_call(run, opened, result)
@@ -155,7 +158,7 @@ def call_hook(
     """The result that a hook of a tool returns or raises. Raises TypeError for another value."""
     try:
         result = yield from resolve(hook(opened.call, argument))
-    except Aborted:
+    except Aborted:  # the call gets a result first; run_steps ends the run, if its token is set
         return run.abort_result(opened)
     except ToolError as error:
         return as_failure(error)
@@ -169,7 +172,8 @@ def run_group(run: Run, group: list[OpenCall]) -> Events[None]:
     """Run the tools of calls without a result. An abort becomes the result of those it stops."""
     calls = [opened for opened in group if opened.result is None]
     generators = [run.offered.run(opened.call, opened.ctx) for opened in calls]
-    # Pairs: the index of a call, and an event of its tool or, at its end, its result
+    # Pairs: the index of a call, and an event of its tool or, at its end, its result. Nothing runs
+    # before the first pair is asked for; from then on they may all run at the same time
     outputs = run.offered.outputs_of(generators, run.abort)
     for opened in calls:
         opened.begin_tool()
@@ -190,6 +194,7 @@ def run_group(run: Run, group: list[OpenCall]) -> Events[None]:
 def pass_on(run: Run, opened: OpenCall, event: Event) -> Events[None]:
     """Pass on an event of a tool. Count a sub-agent's usage, keep the newest output, time the
     user's replies."""
+    # The end of a sub-agent's run; its usage has that of its own sub-agents already
     if isinstance(event, events.Nested) and isinstance(event.event, events.RunEnd):
         run.usage += event.event.usage
     if isinstance(event, events.ToolUpdate):
@@ -209,8 +214,8 @@ def finish_call(run: Run, opened: OpenCall, result: ToolResult) -> Events[None]:
             changed.final = result.final
         result = changed
     result.content = truncate_content(result.content, run.limits.max_output)
-    run.repetitions.add(opened.call, result)
-    yield opened.close(result)
+    run.repetitions.add_result(opened.call, result)  # may put a note into the result: nothing new
+    yield opened.end_call(result)
 
 
 def end_by_tool(group: list[OpenCall]) -> End | None:
@@ -223,8 +228,8 @@ def end_by_tool(group: list[OpenCall]) -> End | None:
 
 
 def stop_repetition(run: Run, opened: OpenCall) -> Events[End | None]:
-    """Refuse the third equal call in a row (the threshold), if the two before it had equal results:
-    it gets a result without being run.
+    """Refuse the third equal call in a row (the threshold), if the two before it had equal results
+    and neither the user nor a hook allows it: it gets a result without being run.
 
     At the fourth, returns the End of the run.
     """
@@ -234,7 +239,7 @@ def stop_repetition(run: Run, opened: OpenCall) -> Events[End | None]:
         return None
     problem = f"{call.name} was called {count} times in a row with the same arguments"
     if count > run.repetitions.threshold:
-        yield opened.close(ToolResult(NOT_RUN, is_error=True))
+        yield opened.end_call(ToolResult(NOT_RUN, is_error=True))
         return End("doom_loop", f"Stopped: {problem}.")
     is_allowed = yield from may_repeat(run, call, count)
     if is_allowed:
@@ -244,12 +249,15 @@ def stop_repetition(run: Run, opened: OpenCall) -> Events[End | None]:
         f"Not run: {problem}, and its result was the same. Do something else, or say what is in the "
         "way. The same call once more ends the run."
     )
-    yield opened.close(ToolResult(text, is_error=True))
+    yield opened.end_call(ToolResult(text, is_error=True))
     return None
 
 
 def stop_if_stuck(run: Run, call: ToolCall) -> Events[End | None]:
-    """The End of a run whose calls bring nothing new, unless the user or a hook lets it go on."""
+    """The End of a run whose calls bring nothing new, unless the user or a hook lets it go on.
+
+    Before that, a note in a result has told the model so (`Repetitions.add_result`).
+    """
     if not run.repetitions.is_stuck:
         return None
     is_allowed = yield from may_repeat(run, call, STALE_CALLS_TO_END)

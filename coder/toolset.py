@@ -68,7 +68,8 @@ class Toolset:
 
     @property
     def known(self) -> dict[str, Tool]:
-        """The tools that run by their names: the offered ones, and their twins."""
+        """The tools that run by their names: the offered ones, and the twin of each, which does the
+        same in another form and is known to models as well (edit and apply_patch)."""
         twins = {tool.twin.name: tool.twin for tool in self.tools.values() if tool.twin}
         return twins | self.tools
 
@@ -87,11 +88,12 @@ class Toolset:
         if called is None:  # only a hook can give it a result
             return call.arguments
         schema = called.parameters
-        # One without properties may name its parameters elsewhere
+        # Arguments that the schema does not name are refused. But one without properties may name
+        # them elsewhere, and an open tool takes them all
         if "properties" in schema and not called.is_open:
             schema = {"additionalProperties": False} | schema
         fitted: Arguments = fit(call.arguments, schema, where=call.name, hints=called.slips.hints)
-        called.values_of(fitted)  # before anybody is asked for permission
+        called.values_of(fitted)  # raises for a wrong value, before anybody is asked for permission
         return fitted
 
     def recognize(self, call: ToolCall) -> ToolCall:

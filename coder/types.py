@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-T = TypeVar("T")
+T = TypeVar("T")  # any type, for the generic functions of other files
 # V: the output of a run. For type checkers it has a default, so that RunResult alone is
 # RunResult[Any]; Python itself has defaults of type variables only from 3.13 on
 if TYPE_CHECKING:
@@ -19,28 +19,34 @@ if TYPE_CHECKING:
     V = TypeVarWithDefault("V", default=Any)
 else:
     V = TypeVar("V")
-Report = Callable[[str], object]  # takes a sentence for the user
+# Takes a sentence for the user: for code outside of a run, which has no events to say it with
+Report = Callable[[str], object]
 
 
 def ignore(sentence: str) -> None:
-    """A report that nobody reads."""
+    """The Report that is used if none is given: nobody reads the sentence."""
 
 
 # A message is the API's dict: {"role": "user" | "assistant" | "tool", "content": ..., ...}. Private
 # facts (timestamp, is_error, ...) are under the key "meta", which is not sent. A message with a
-# role that the API does not know is not sent either, unless a hook (convert_to_llm) converts it. A
-# message that is changed in place is sent changed.
+# role that the API does not know is not sent either, unless a hook (convert_to_llm) converts it.
+# Each request is made of the messages as they are then: change one in place, and the next request
+# has it changed.
 Message = dict[str, Any]
 
+# Three words for an end. `finish_reason`: why an answer ended, in the provider's words. Finish: the
+# same in four terms of our own. StopReason: why the run ended, after one answer or many
+Finish = Literal["stop", "tool_calls", "length", "content_filter"]
 StopReason = Literal[
     "stop", "length", "content_filter", "max_steps", "max_time", "doom_loop", "aborted", "error"
 ]
-# Errors that may pass by themselves: a later attempt can succeed
+# Kinds of errors. These may pass by themselves: a later attempt can succeed
 Transient = Literal["rate_limit", "server", "network", "incomplete", "empty"]
+# All kinds. "overflow": the context is full; "protocol": what came is no answer of this API;
+# "no_call": the model called no tool, although it was asked to
 ErrorKind = Literal[
     Transient, "overflow", "quota", "auth", "bad_request", "not_found", "protocol", "no_call"
 ]
-Finish = Literal["stop", "tool_calls", "length", "content_filter"]
 Trigger = Literal["threshold", "length", "overflow", "manual"]  # why a history is shortened
 Reasoning = Literal["off", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -63,10 +69,13 @@ class Usage:
 
     @property
     def is_empty(self) -> bool:
+        """Was nothing counted? A sum begins with such a Usage."""
         return not (self.input or self.output or self.cost)
 
     def __add__(self, other: Usage) -> Usage:
-        if self.is_empty:  # its cost is None, but not unknown: it is nothing
+        # The cost None has two meanings. In an empty Usage nothing was spent: the sum costs what
+        # the other one does. In all others a price is missing: then the sum has no cost either
+        if self.is_empty:
             cost = other.cost
         elif other.is_empty:
             cost = self.cost
@@ -101,8 +110,9 @@ class ToolCall:
 class ToolResult:
     """Text or content blocks for the model, `details` for user interfaces and programs only.
 
-    `can_be_new`: false for a call that could not be made, and for the model's own checklist. Too
-    many results with nothing new end the run.
+    `can_be_new`: false for a call that could not be made, and for the model's own checklist: such a
+    result never counts as progress, even if the run has had none like it. Many calls without
+    progress end the run (repetition.py). `final`: set if the tool ends the run.
     """
 
     content: str | list[dict[str, Any]]
@@ -114,8 +124,8 @@ class ToolResult:
 
 @dataclass(slots=True)
 class Final:
-    """A tool that returns it ends the run. `value` is the run's output; written out, it is also
-    the run's text."""
+    """A tool returns it to end the run. `value` becomes the `output` of the run's result; as text,
+    or else as JSON, it becomes its `text`."""
 
     value: Any
 
@@ -126,9 +136,9 @@ class Request:
 
     `messages` were repaired before; what the hook changes is sent as it is. `tools` are the API's
     tool schemas. If a hook takes one out, this tool is not run; if it adds a Tool or a function,
-    the model can call it. `reasoning` "off" leaves it to the server. `session_id` names the
-    conversation for the provider's cache. `options` are further body fields (temperature, ...), in
-    the API's names.
+    the model can call it. `reasoning` "off" asks for nothing, so that the server's default counts.
+    `session_id` names the conversation for the provider's cache. `options` are further body fields
+    (temperature, ...), in the API's names.
     """
 
     messages: list[Message]
@@ -204,8 +214,9 @@ class DeniedError(ToolError):
 class Limits:
     """Limits of one run. `max_seconds` None is no limit.
 
-    `max_errors` counts the errors at one answer. Not counted: an empty answer with a finish_reason,
-    and, for a time, a server that still loads its model.
+    `max_errors`: so many failed attempts at one answer end the run; the next answer has as many
+    again. Not counted: an empty answer with a finish_reason, and attempts that find the server
+    loading its model (for `RetryPolicy.loading` seconds).
     """
 
     max_steps: int = 25
@@ -219,7 +230,8 @@ class Limits:
 
 @dataclass
 class Budget:
-    """Steps that a run may still take. A sub-agent's steps also count in its parent's budget."""
+    """How many steps a run may take, and has taken. A sub-agent's steps also count in its parent's
+    budget."""
 
     max_steps: int
     parent: Budget | None = None
@@ -243,8 +255,9 @@ class Budget:
 class RunResult(Generic[V]):
     """What `run_loop` returns: the fields of RunEnd and the list of messages that it extended.
 
-    `value` is the output. `misfit`: what is wrong with the answer, if `output=` asked for a form
-    that it does not have.
+    Read `output`, which raises if there is none to rely on. Behind it are `value`, unchecked, and
+    `misfit`: what is wrong with the answer, if `Agent.run(output=...)` asked for a form that it
+    does not have.
     """
 
     stop_reason: StopReason
