@@ -54,23 +54,24 @@ class JobThread:
     """One thread, which runs functions in their order until this object is collected.
 
     The thread that gives the first function starts it, and Linux gives a new thread the
-    restrictions of the one that starts it (landlock(7), seccomp(2)).
+    restrictions of the one that starts it (landlock(7), seccomp(2)). `is_started`: it
+    was given one.
     """
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._start_lock = threading.Lock()  # tools that run side by side may give the first one
-        self._is_started = False
+        self.is_started = False
 
     def submit(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Job[T]:
         job = Job(partial(function, *arguments, **named))
         self._jobs.put(job.run)
         with self._start_lock:
-            if not self._is_started:
+            if not self.is_started:
                 threading.Thread(
                     target=_run_jobs, args=(self._jobs,), daemon=True, name="jobs"
                 ).start()
-                self._is_started = True
+                self.is_started = True
                 weakref.finalize(self, self._jobs.put, None)
         return job
 

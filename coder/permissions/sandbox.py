@@ -172,7 +172,9 @@ class Sandbox(Hooks):
         stays.
         """
         is_certain = self._end_commands()
-        self.report(LEFT, self.worker.submit(self.guard.since).result())
+        look = self.guard.since  # in the worker, if it was started: it may still be at another one
+        changes = self.worker.submit(look).result() if self.worker.is_started else look()
+        self.report(LEFT, changes)
         if is_certain:
             self.guard.close()
         return self._take_unreported()

@@ -74,9 +74,10 @@ class Server:
     def keep(self, sock: socket.socket, headers: Mapping[str, str]) -> None:
         """Keep a connection for the next request, not longer than the server's headers promise."""
         seconds = KEEP_FOR
-        promised = re.search(r"timeout\s*=\s*(\d{1,9})", headers.get("keep-alive", ""), re.I)
-        if promised:
-            seconds = min(KEEP_FOR, int(promised[1]))
+        if "keep-alive" in headers:
+            promised = re.search(r"timeout\s*=\s*(\d{1,9})", headers["keep-alive"], re.I)
+            if promised:
+                seconds = min(KEEP_FOR, int(promised[1]))
         self._kept.append((sock, time.clock_gettime(CLOCK) + seconds))
 
     def take(self) -> socket.socket | None:

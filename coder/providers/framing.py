@@ -114,7 +114,7 @@ def body_of(incoming: Incoming, headers: Mapping[str, str]) -> Iterator[bytes]:
     else:
         body = _plain(incoming, headers.get("content-length"))
     # no compression was asked for; the last one named is the outermost
-    encodings = re.split(r"[\s,]+", headers.get("content-encoding", "").lower())
+    encodings = headers.get("content-encoding", "").lower().replace(",", " ").split()
     for encoding in reversed(encodings):
         if encoding in UNREADABLE:
             raise ModelError(

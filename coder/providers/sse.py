@@ -79,8 +79,8 @@ def read_answer(
     if tap:
         tap.head(response)
         pieces = _tapped(pieces, tap)
-    start = _read_until_text(pieces)
-    text = start.removeprefix(BOM).lstrip()
+    start = _read_until_text(pieces).removeprefix(BOM)
+    text = start.lstrip()
     if not text:
         raise ModelError("incomplete", "the server sent nothing", retryable=True)
     body = chain([start], pieces)
@@ -153,7 +153,7 @@ def _read_document(
         data += piece
         if len(data) > MAX_BODY:
             raise ModelError("protocol", "the answer is too large and no event stream")
-    text = data.decode("utf-8-sig", "replace").strip()
+    text = data.decode("utf-8", "replace").strip()
     try:
         document, end = DECODER.raw_decode(text)
     except ValueError as error:
@@ -230,7 +230,7 @@ def sse(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
 def _split_chunks(chunks: Iterable[bytes]) -> Iterator[list[str]]:
     """For each chunk, the lines that are whole with it. CR, LF and CRLF end a line, nothing else
     does."""
-    utf8 = getincrementaldecoder("utf-8-sig")("replace")
+    utf8 = getincrementaldecoder("utf-8")("replace")
     decode = io.IncrementalNewlineDecoder(utf8, translate=True).decode
     held: list[str] = []  # the pieces of a line that is not at its end
     size = 0
