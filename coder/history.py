@@ -245,15 +245,16 @@ def put_in_order(usable: list[Message], used_ids: Iterable[str] = ()) -> list[Me
     ids = set(used_ids)
     repaired: list[Message] = []
     for index, message in enumerate(usable):
-        if calls_of(message):
+        role = message["role"]
+        if role == "tool":
+            continue  # results are taken with their calls, below
+        if role != "assistant":
+            repaired.append(message)
+        elif message.get("tool_calls"):
             answer = _with_good_calls(message, ids)
             repaired.append(answer)
             repaired += _matching_results(message, answer, _results_after(index, usable))
-        elif message["role"] == "tool":
-            continue  # results are taken with their calls, above
-        elif message["role"] == "assistant" and not text_of(message):
-            continue
-        else:
+        elif text_of(message):
             repaired.append(message)
     return repaired
 

@@ -166,6 +166,9 @@ def test_a_session_continues_no_single_task_but_a_task_does(tmp_path: Path) -> N
         with Terminal(tmp_path, server, "-r", str(task)) as session:
             session.say("taken up")
         talk(tmp_path, server, "task 4")
+        with contextlib.closing(sqlite3.connect(database(tmp_path))) as db, db:
+            older = """UPDATE message SET data = replace(data, '"one_task":', '"one_task": ')"""
+            db.execute(older)
         with Terminal(tmp_path, server, "-c") as session:
             session.say("once more")
             assert said(server) == ["task 3", "taken up", "once more"]

@@ -29,6 +29,7 @@ from coder.events import Compacted, Event, Nested, RunEnd, TextDelta
 from coder.history import NOT_RUN, repair, user, wire_messages
 from coder.hooks import FunctionHooks
 from coder.loop import run_loop
+from coder.providers.wire import copied
 from coder.sessions.database import StoreError
 from coder.sessions.recorder import Recorder, fork
 from coder.sessions.session_lock import SessionLock
@@ -258,7 +259,7 @@ def test_a_damaged_file_is_set_aside(large: tuple[Path, str, list[Message]], hur
     """At the opening, when it is read, and only once by two that have it open."""
     path, session_id, messages = large
     first = Store(path) if hurt == "garbage" else None
-    place = path.read_bytes().index(b'"content": "number 200 ') // 4096 * 4096
+    place = path.read_bytes().index(b'"content":"number 200 ') // 4096 * 4096
     match hurt:
         case "byte":
             damage(
@@ -427,6 +428,7 @@ def test_old_messages_that_a_hook_changes_within_a_run_are_stored(
         hooks = FunctionHooks(transform_context=transform)
         options = {"tools": [add], "hooks": hooks}
         ask(server, "5", messages=recorder.messages, each=recorder, **options)
+        assert server.requests[1]["messages"] == wire_messages(recorder.messages[:-1])
         assert to_model_messages(store, session_id) == recorder.messages
 
 
@@ -761,6 +763,80 @@ def test_a_message_of_an_older_session_that_is_changed_and_changed_back_is_sent_
             session.messages[0]["content"] = text
             agent.run("And now?")
             assert contents(server.requests[-1]["messages"])[0] == text
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+PART = {"type": "text", "text": "a", "meta": 1}
+LATE: Message = {"role": "user", "meta": {"timestamp": 1}, "content": "meta comes first"}
+KINDS: dict[str, list[Message]] = {
+    "texts": [said('a "quoted" back\\slash, é, 漢, \x1b[1m, ,"meta":{}')],
+    "what no server takes": [said("half \ud83d of it"), said("NUL \0 here")],
+    "parts": [said("see") | {"content": [PART, IMAGE]}],
+    "a meta in a meta": [said("go", meta={"meta": 1})],
+    "a meta in front, and none": [LATE, {"role": "user", "content": "no meta"}],
+    "roles of the user's own": [said("a note", "note"), said("Be brief.", "system")],
+    "thoughts": [
+        said("Well.", "assistant") | {"reasoning_content": "Hm.", "meta": {"model": "m"}},
+        said("On.", "assistant") | {"think_tag": "Hm.", "meta": {"model": "other"}},
+    ],
+    "images in a result": [calling("a"), result("a", "") | {"content": [PART, IMAGE]}],
+    "calls": [
+        calling("a_long_id", "b", meta={"timestamp": 1}),
+        *(result(each, "3") | {"meta": {"timestamp": 1}} for each in ("a_long_id", "b")),
+    ],
+}
+PROFILES: list[dict[str, Any]] = [
+    {},
+    {"echoed": []},
+    {"tool_name": True, "empty_content": "empty"},
+    {"strict_turns": True, "ids": "[a-z]{1,8}", "reasoning_filled": True},
+]
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=str)
+@pytest.mark.parametrize("messages", KINDS.values(), ids=KINDS)
+def test_a_session_that_is_resumed_is_sent_like_one_that_was_never_written(
+    store: Store, messages: list[Message], profile: dict[str, Any]
+) -> None:
+    """To the byte, although its rows are sent as far as they can be."""
+    bodies: list[bytes] = []
+    conversation = [
+        said("go"),
+        *messages,
+        said("It is 3.", "assistant"),
+        said("So be it.", "assistant"),
+    ]
+    model = {"tap": bodies.append, "profile": profile}
+    with serve(Reply("ok"), Reply("ok")) as server:
+        with opened(store, kept(store, *copied(conversation))) as recorder:
+            ask(server, "And now?", messages=recorder.messages, model=model)
+        ask(server, "And now?", messages=copied(conversation), model=model)
+    assert bodies[0] == bodies[1]
+
+
+@pytest.mark.parametrize(
+    ("found", "written", "wanted"),
+    [
+        ("a/b", "a\\/b", b'"a\\/b 1"'),  # the row is sent
+        ("a/b", "\\ud800", b'"\xef\xbf\xbd 1"'),
+        ("a/b", b"\xff", b'"\xef\xbf\xbd 1"'),
+        ('"a/b 1"', '[{"type": "text", "n": NaN}]', b""),
+    ],
+)
+def test_a_row_that_no_server_takes_is_not_sent_as_it_is(
+    store: Store, found: str, written: str | bytes, wanted: bytes
+) -> None:
+    bodies: list[bytes] = []
+    texts = ["a/b 1", "a/b 2"]
+    answers = [said(text, "assistant") for text in ("Well.", "So be it.")]
+    session_id = kept(store, *(said(text) for text in texts), *answers)
+    with store.transaction() as db:
+        change = "UPDATE message SET data = replace(data, ?, CAST(? AS TEXT)) WHERE position = 0"
+        db.execute(change, (found, written))
+    with opened(store, session_id) as recorder, serve(Reply("ok")) as server:
+        _, ended = ask(server, messages=recorder.messages, model={"tap": bodies.append})
+    assert [wanted in body for body in bodies] == [True] * bool(wanted)
+    assert ended.stop_reason == ("stop" if wanted else "error")
 
 
 # ---- what a kill leaves ------------------------------------------------------------------------

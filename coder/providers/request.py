@@ -25,7 +25,15 @@ from coder.providers.profiles import (
     schema_in,
 )
 from coder.providers.text import JsonObject, dictionaries, mend, mend_all, text_of
-from coder.providers.wire import common_prefix, copied, copies_from, unconverted, wire_messages
+from coder.providers.wire import (
+    as_read,
+    choose_messages,
+    common_prefix,
+    copied,
+    join_rows,
+    unconverted,
+    wire_messages,
+)
 from coder.types import Message, ModelError, Reasoning, Request
 
 # Tokens; pi-agent-core's numbers, which know nothing above "high".
@@ -185,17 +193,21 @@ class RequestEncoder:
         encoded.drop_after(common_prefix(encoded.messages, messages))
         last = encoded.sections[-1]
 
-        # What comes after it
+        # What comes after it. What was read from a session, and is sent as it is, has its JSON
         unwanted = (EXTRA_MEMBERS - set(self.profile.echoed)) | rejected
+        copies, rows = as_read(last.end, messages)
         for first, end in pairwise(_starts_of_sections(messages, last.end)):
-            new = wire_messages(messages[first:end], self.model)
+            section = messages[first:end]
+            new = choose_messages(section, self.model)
             converted = _convert_rounds(new, self.profile, unwanted)
-            if converted:
-                encoded.data += b"," + to_json(converted)[1:-1]  # without its brackets
+            data = join_rows(section, rows[first:end]) if converted == section else b""
+            if converted:  # without its brackets
+                encoded.data += b"," + (data or to_json(wire_messages(converted))[1:-1])
             system = join("\n\n", last.system, *_system_texts(new))
             last = Section(end, len(encoded.data), system)
             encoded.sections.append(last)
-        encoded.messages += copies_from(len(encoded.messages), messages)
+        encoded.messages += copies
+        encoded.messages += copied(messages[len(encoded.messages) :])
         self._encoded = {rejected: encoded}
         return encoded
 
@@ -247,8 +259,8 @@ def _convert_rounds(
     profile: Profile,
     unwanted: frozenset[str],
 ) -> list[Message]:
-    """Whole rounds as the server takes them, the images of results in a user message after
-    them. The messages are changed: `wire_messages` has made them."""
+    """Whole rounds as the server takes them, the images of results in a user message after them.
+    A message that stays as it is, is the same object."""
     made: list[Message] = []
     images: list[Any] = []  # of the newest results
     known = CALL | (set(profile.echoed) - unwanted)
@@ -257,6 +269,7 @@ def _convert_rounds(
         role = message["role"]
         if role in SYSTEM:
             continue  # all in one, at the beginning
+        sent = message.copy()
         if role != "tool":
             made += _shown_by_user(images)
             images = []
@@ -265,14 +278,13 @@ def _convert_rounds(
                 if profile.tool_name:
                     tools = _called_tools(message)
                 for name in unwanted.intersection(message):
-                    del message[name]
-                made.append(_convert_answer(message, profile, known))
+                    del sent[name]
+                _convert_answer(sent, profile, known)
             case "tool":
                 tool = tools.get(message["tool_call_id"], "")
                 images += _images_of(message)
-                made.append(_convert_result(message, tool, profile))
-            case _:
-                made.append(message)
+                _convert_result(sent, tool, profile)
+        made.append(message if sent == message else sent)
     made += _shown_by_user(images)
     return _strict_turns(made) if profile.strict_turns else made
 
@@ -318,15 +330,15 @@ def _parts_of(content: Any) -> Sequence[Any]:
     return content or ()
 
 
-def _convert_answer(message: Message, profile: Profile, known: set[str]) -> Message:
-    """Content in the server's form; of its calls the `known` members, and ids that fit."""
+def _convert_answer(message: Message, profile: Profile, known: set[str]) -> None:
+    """In place: content in the server's form, of calls the `known` members and ids that fit."""
     # Thoughts that came between tags, and are wanted, go back between tags in the text
     thoughts = message.pop(THINK, "")
     if thoughts:
         message["content"] = f"<think>{thoughts}</think>\n\n{message.get('content') or ''}"
     calls = message.get("tool_calls")
     if not calls:
-        return message
+        return
     message["tool_calls"] = [_convert_call(call, profile, known) for call in calls]
     if profile.reasoning_filled:
         message.setdefault("reasoning_content", "")
@@ -335,24 +347,24 @@ def _convert_answer(message: Message, profile: Profile, known: set[str]) -> Mess
             message.pop("content", None)
         elif profile.empty_content != "null":
             message["content"] = ""
-    return message
 
 
 def _convert_call(call: JsonObject, profile: Profile, known: set[str]) -> JsonObject:
-    made = {name: value for name, value in call.items() if name in known}
-    made["id"] = _fit_id(call["id"], profile)
-    return made
+    made = call
+    if not known.issuperset(call):
+        made = {name: value for name, value in call.items() if name in known}
+    call_id = _fit_id(call["id"], profile)
+    return made if call_id == call["id"] else made | {"id": call_id}
 
 
-def _convert_result(message: Message, tool: str, profile: Profile) -> Message:
-    """A result as plain text, which every server takes."""
+def _convert_result(message: Message, tool: str, profile: Profile) -> None:
+    """In place: a result as plain text, which every server takes."""
     if isinstance(message["content"], list):
         nothing = "(see the image below)" if _images_of(message) else "(no output)"
         message["content"] = text_of(message) or nothing
     message["tool_call_id"] = _fit_id(message["tool_call_id"], profile)
     if tool:
         message["name"] = tool
-    return message
 
 
 def _images_of(result: Message) -> list[Any]:

@@ -7,6 +7,7 @@ ones are converted, unless a hook or a model looks at the messages of a request.
 from __future__ import annotations
 
 import operator
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ ROLES = {"user", "assistant", "tool", "system", "developer"}
 NESTED = (dict, list)
 FLAT = (str, int)
 NO_LIMIT = sys.maxsize
+META = b',"meta":'  # as a row has it; within a string the quotes would be escaped
+SURROGATE_OR_NUL = rb"\\u([dD]|0000)"  # perhaps: what no server accepts is mended
 
 
 class RunRequest(Request):
@@ -51,14 +54,17 @@ class ReadMessages(list[Message]):
     """The list of a session that was read, in order (history.repair).
 
     `copies`: of the messages at its beginning, as they were read. Nobody changes them, so one that
-    is equal to its copy is in order still, and need not be copied again.
+    is equal to its copy is in order still, and need not be copied again. `rows`: their JSON as it
+    was read, b"" for one that cannot be sent.
     """
 
     copies: Sequence[Message] = ()
+    rows: Sequence[bytes] = ()
 
     def copy(self) -> ReadMessages:
         made = ReadMessages(self)
         made.copies = self.copies
+        made.rows = self.rows
         return made
 
 
@@ -76,15 +82,26 @@ def wire_messages(messages: list[Message], model: str = "") -> list[Message]:
     Those that another model than `model` wrote go without its thoughts and signatures.
     """
     wire: list[Message] = []
-    for message in messages:  # inline: there may be thousands
-        if message.get("role") not in ROLES:
-            continue
+    for message in choose_messages(messages, model):
         sent = message.copy()
-        writer = sent.pop("meta", {}).get("model", model)
-        if model and writer != model and message["role"] == "assistant":
-            sent = _without_thoughts(sent)
+        sent.pop("meta", None)
         wire.append(sent)
     return wire
+
+
+def choose_messages(messages: list[Message], model: str) -> list[Message]:
+    """`wire_messages`, but "meta" stays, so that most are the same objects."""
+    chosen: list[Message] = []
+    for message in messages:  # inline: there may be thousands
+        role = message.get("role")
+        if role not in ROLES:
+            continue
+        if model and role == "assistant":
+            writer = message.get("meta", {}).get("model", model)
+            if writer != model:
+                message = _without_thoughts(message)
+        chosen.append(message)
+    return chosen
 
 
 def _without_thoughts(answer: Message) -> Message:
@@ -107,7 +124,7 @@ def calls_of(message: Message) -> list[dict[str, Any]]:
     return message.get("tool_calls") or []
 
 
-def common_prefix(old: list[Message], new: list[Message]) -> int:
+def common_prefix(old: Sequence[Message], new: list[Message]) -> int:
     """How many messages at the beginning of both lists are equal, also in their depth."""
     # There may be thousands, and mostly all are: lists are compared without a call for each
     if new[: len(old)] == old:
@@ -117,7 +134,7 @@ def common_prefix(old: list[Message], new: list[Message]) -> int:
 
 def count_alike(
     are_alike: Callable[[Message, Message], bool],
-    old: list[Message],
+    old: Sequence[Message],
     new: list[Message],
 ) -> int:
     """How many messages at the beginning of both lists are alike."""
@@ -129,12 +146,12 @@ def copied(value: Any, levels: int = NO_LIMIT) -> Any:
 
     Raises ValueError if it is nested in more than so many levels.
     """
-    if isinstance(value, NESTED) and not levels:
+    if not levels and isinstance(value, NESTED):
         raise ValueError("nested too deeply")
     if isinstance(value, dict):
         copy = value.copy()
         for name, item in value.items():
-            if not isinstance(item, FLAT):  # most are: a call for each would take long
+            if type(item) not in FLAT:  # most are: a call for each would take long
                 copy[name] = copied(item, levels - 1)
         return copy
     if isinstance(value, list):
@@ -142,13 +159,26 @@ def copied(value: Any, levels: int = NO_LIMIT) -> Any:
     return value
 
 
-def copies_from(start: int, messages: list[Message]) -> list[Message]:
-    """Copies of the messages from `start` on; those that were made when they were read, if they
-    are still the same."""
-    made: list[Message] = []
-    if isinstance(messages, ReadMessages):
-        made += messages.copies[start:]
-    new = messages[start:]
-    same = common_prefix(made, new)
-    made[same:] = copied(new[same:])
-    return made
+def as_read(start: int, messages: list[Message]) -> tuple[Sequence[Message], Sequence[bytes]]:
+    """The copies of the messages from `start` on that are as they were read, and the rows from the
+    beginning to their end."""
+    if not isinstance(messages, ReadMessages):
+        return (), ()
+    copies = messages.copies[start:]
+    same = common_prefix(copies, messages[start:])
+    return copies[:same], messages.rows[: start + same]
+
+
+def join_rows(messages: list[Message], rows: Sequence[bytes]) -> bytes:
+    """The JSON of these messages without "meta", from their rows; b"" if it cannot be taken from
+    each: it has it once, as the last member."""
+    if len(rows) < len(messages):
+        return b""
+    objects = []
+    for message, row in zip(messages, rows):
+        sent, mark, meta = row.partition(META)
+        if not mark or META in meta or next(reversed(message)) != "meta":
+            return b""
+        objects.append(sent)
+    data = b"},".join(objects) + b"}"
+    return b"" if re.search(SURROGATE_OR_NUL, data) else data

@@ -110,9 +110,10 @@ class Conversation:
         """
         infos = self.store.sessions(str(self.folder), 1 if self.one_task else 1000)
         users = "SELECT 1 FROM message WHERE session = ? AND role = 'user'"
-        query = f"{users} AND NOT instr(data, ?) LIMIT 1"
+        # With a space if an older version has written it
+        query = f"{users} AND NOT instr(replace(data, ': ', ':'), ?) LIMIT 1"
         for info in infos:
-            if self.one_task or self.store.rows(query, info.id, f'"{ONE_TASK}": true'):
+            if self.one_task or self.store.rows(query, info.id, f'"{ONE_TASK}":true'):
                 return info.id
         if infos:
             raise StoreError(

@@ -23,10 +23,17 @@ from coder import events
 from coder.events import Event
 from coder.history import calls_of, checked_message, now
 from coder.providers.text import dictionaries, mend
-from coder.providers.wire import ReadMessages, common_prefix, copied, count_alike
+from coder.providers.wire import copied, count_alike
 from coder.sessions.database import DamageError, StoreError
 from coder.sessions.session_lock import SessionLock
-from coder.sessions.store import Row, SessionInfo, Store, dumps, to_model_messages
+from coder.sessions.store import (
+    Row,
+    SessionInfo,
+    Store,
+    dumps,
+    newest_answer,
+    to_model_messages,
+)
 from coder.types import Message, RunResult, Usage
 
 KEPT = {"message_end", "tool_start", "tool_end", "step_end", "compacted", "run_end"}
@@ -78,9 +85,7 @@ class Recorder:
             if messages is None:
                 self._rows = self._read_rows()
                 self._written = [row.message for row in self._rows]
-                messages = ReadMessages(to_model_messages(store, info.id, tell, self._rows))
-                copies = [row.copy for row in self._rows]
-                messages.copies = copies[: common_prefix(copies, messages)]
+                messages = to_model_messages(store, info.id, tell, self._rows)
             self.messages = messages
         except BaseException:
             self._lock.release()
@@ -246,7 +251,7 @@ class Recorder:
                 self._write_result(db, event)
             case events.StepEnd() if event.message:
                 tokens = dumps(asdict(event.usage))
-                answer = _newest_answer(rows)
+                answer = newest_answer(rows)
                 _update(db, "message", answer, finish=event.finish_reason, tokens=tokens)
             case events.Compacted():
                 data = event.to_dict()
@@ -364,14 +369,6 @@ class Recorder:
         marks = ", ".join("?" * (len(columns) + 1))
         values = (self.session_id, *columns.values())
         return db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values).lastrowid or 0
-
-
-def _newest_answer(rows: list[Row]) -> int:
-    """The id of its row; 0 if there is none."""
-    for row in reversed(rows):
-        if row.message.get("role") == "assistant":
-            return row.id
-    return 0
 
 
 def _is_kept(event: Event) -> bool:

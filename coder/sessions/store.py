@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from coder.history import calls_of, checked_message, now, put_in_order, text_of, tool_message
-from coder.providers.text import DEEPEST, mend, mend_all
-from coder.providers.wire import copied
+from coder.providers.text import DEEPEST, mend
+from coder.providers.wire import ReadMessages, common_prefix, copied
 from coder.sessions.database import MEMORY, Database, StoreError
+from coder.sessions.rescue import decoded
 from coder.sessions.schema import (
     ACTIVE,
     APPLICATION,
@@ -41,6 +42,8 @@ from coder.sessions.session_lock import SessionLock
 from coder.types import Message, ToolResult, Usage
 
 FILE = "sessions.db"  # in the folder of the program's data
+# As a request has it, so that a row can be sent (request.py)
+JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str)
 MAX_HITS = 1000  # messages that a search looks at, the newest
 MAX_FOUND = 50  # sessions
 MAX_ENDING = 50  # messages at the end in which the newest question is looked for
@@ -87,11 +90,13 @@ class SessionInfo:
 
 @dataclass(slots=True)
 class Row:
-    """An active row of the table: its id, the message, and a copy as it was written."""
+    """An active row of the table: its id, the message, a copy as it was written, and its JSON as
+    it was read, if it is UTF-8 without NaN."""
 
     id: int
     message: Message
     copy: Any
+    data: bytes = b""
 
 
 class Store(Database):
@@ -227,19 +232,18 @@ class Store(Database):
 
     def rows_sent(self, session_id: str) -> list[Row]:
         """The active rows of a session; the message of one that cannot be used is empty."""
-        found = self.rows(f"SELECT id, {DATA} {ACTIVE} ORDER BY position", session_id)
-        values = _loaded_all([text for _, text in found])
+        # As bytes: SQLite calls `decoded` for each text
+        query = f"SELECT id, CAST(data AS BLOB) {ACTIVE} ORDER BY position"
+        found = self.rows(query, session_id)
+        values, sendable = _loaded_all([data for _, data in found])
         rows = []
-        for (row_id, _), value in zip(found, values):
+        for (row_id, _), value, data in zip(found, values, sendable):
             try:
                 copy = copied(value, DEEPEST)
+                message = checked_message(value) or {}
             except ValueError:  # nested too deeply
-                value = None
-            message = checked_message(value)
-            if message:
-                rows.append(Row(row_id, message, copy))
-            else:
-                rows.append(Row(row_id, {}, {}))
+                message = {}
+            rows.append(Row(row_id, message, copy if message else {}, data))
         return rows
 
     def _infos(self, condition: str, *values: Any) -> list[SessionInfo]:
@@ -285,16 +289,24 @@ def to_model_messages(
         rows = store.rows_sent(session_id)
     messages = [row.message for row in rows if row.message]
     lost = len(rows) - len(messages)
-    results: list[Message] = []
-    answers = [row.id for row in rows if row.message.get("role") == "assistant"]
-    if answers:
-        results = _interrupted_results(store, answers[-1])
-    in_order = put_in_order(messages + results)
+    results = _interrupted_results(store, newest_answer(rows))
+    in_order = ReadMessages(put_in_order(messages + results))
+    copies = [row.copy for row in rows]
+    in_order.copies = copies[: common_prefix(copies, in_order)]
+    in_order.rows = [row.data for row in rows]
     if in_order != messages:
         lost += _count_lost_results(messages)
     if lost:
         tell(f"Left out of the session, since it cannot be used: {lost} of {len(rows)} messages.")
     return in_order
+
+
+def newest_answer(rows: Sequence[Row]) -> int:
+    """The id of its row; 0 if there is none."""
+    for row in reversed(rows):
+        if row.message.get("role") == "assistant":
+            return row.id
+    return 0
 
 
 def _count_lost_results(messages: list[Message]) -> int:
@@ -323,7 +335,7 @@ def _interrupted_results(store: Store, answer: int) -> list[Message]:
 def dumps(value: Any) -> str:
     """JSON that the database takes, also of lone surrogates. Raises ValueError."""
     try:
-        text = json.dumps(value, ensure_ascii=False, default=str)
+        text = JSON.encode(value)
         with contextlib.suppress(UnicodeEncodeError):
             text.encode()
             return text
@@ -337,22 +349,24 @@ def loaded(text: Any) -> Any:
     written again."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         value = json.loads(text)
-        if text.count("[") + text.count("{") > DEEPEST:
-            mend_all(value)
+        copied(value, DEEPEST)  # raises ValueError
         return value
     return None
 
 
-def _loaded_all(texts: list[Any]) -> list[Any]:
-    """`loaded` of each, but a value may be nested too deeply. Read in one go, they share the names
-    of their members: a long session is then read and compared faster."""
+def _loaded_all(rows: list[Any]) -> tuple[list[Any], list[bytes]]:
+    """`loaded` of each, but a value may be nested too deeply; and the rows, b"" for what cannot be
+    sent. Read in one go, they share the names of their members: a long session is then read and
+    compared faster."""
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         # No text of JSON goes on after the end of a line
-        lines = ",\n".join(texts)
-        values: list[Any] = json.loads(f"[{lines}]")
-        if len(values) == len(texts):
-            return values
-    return [loaded(text) for text in texts]  # one of them is damaged
+        lines = b",\n".join(rows).decode()
+        # No server takes NaN, which is no int
+        values: list[Any] = json.loads(f"[{lines}]", parse_constant=int)
+        if len(values) == len(rows):
+            return values, rows
+    # One of them is damaged
+    return [loaded(decoded(row or b"")) for row in rows], [b"" for _ in rows]
 
 
 def folder_name(path: str) -> str:
