@@ -713,7 +713,9 @@ def test_a_recorded_run_is_repeated_with_the_same_events(tmp_path: Path, file: P
     events, result = drive(run)
     assert result.text == "It says one."
     assert (folders[1] / "a.txt").read_text() == "one\n"
-    assert types(events) == types(before)
+    # Output is shown while a command runs if that takes a little longer
+    kinds = [[kind for kind in types(each) if kind != "tool_update"] for each in (events, before)]
+    assert kinds[0] == kinds[1]
     errors = [[str(e.error) for e in each if isinstance(e, Retry)] for each in (events, before)]
     assert errors[0] == errors[1]
     assert len(errors[0]) == 2
