@@ -409,26 +409,39 @@ def resumed(place: Place, server: ScriptedServer) -> list[str]:
 
 @pytest.mark.parametrize("pause", [0.0, 0.1])
 def test_only_at_the_prompt_does_another_ctrl_c_leave(tmp_path: Path, pause: float) -> None:
-    """Pressed twice during a run, it stops the run, however soon the prompt is back."""
+    """Pressed twice during a run, it stops the run, however soon the prompt is back. If the machine
+    stands still between the two, the second is one at the prompt: then all is done once more."""
     slow = command(f"echo busy; {STUBBORN}")
-    with (
-        serve(slow, HALF, FINE) as server,
-        Terminal(tmp_path, server, "-y") as terminal,
-    ):
-        for entry, seen in (("hello", "busy"), ("more", "gamma")):
-            terminal.enter(entry)
-            terminal.expect(seen)
-            for _ in range(2):
-                terminal.child.sendintr()
-                terminal.child.expect([pexpect.TIMEOUT], timeout=pause)
-            terminal.expect("stopped by the user")
-            terminal.prompt()
-            terminal.child.expect([pexpect.TIMEOUT], timeout=0.5)
-        terminal.enter("and now?")
-        terminal.expect("All is well.")
-        terminal.prompt()
-        press_until_it_leaves(terminal)
-        assert terminal.exit_code() == 130
+    for attempt in "123":
+        with (
+            serve(slow, HALF, FINE) as server,
+            Terminal(tmp_path / attempt, server, "-y") as terminal,
+        ):
+            runs = {"hello": "busy", "more": "gamma"}
+            if all(stays(terminal, entry, seen, pause) for entry, seen in runs.items()):
+                terminal.enter("and now?")
+                terminal.expect("All is well.")
+                terminal.prompt()
+                press_until_it_leaves(terminal)
+                assert terminal.exit_code() == 130
+                return
+    pytest.fail("it has left each time")
+
+
+def stays(terminal: Terminal, entry: str, seen: str, pause: float) -> bool:
+    """Press Ctrl+C twice during a run; is the program still there half a second after its
+    prompt?"""
+    terminal.enter(entry)
+    terminal.expect(seen)
+    for _ in range(2):
+        terminal.child.sendintr()
+        terminal.child.expect([pexpect.TIMEOUT, pexpect.EOF], timeout=pause)
+    come = [
+        terminal.child.expect_exact(["stopped by the user", pexpect.EOF]),
+        terminal.child.expect([PROMPT, pexpect.EOF]),
+        terminal.child.expect([pexpect.TIMEOUT, pexpect.EOF], timeout=0.5),
+    ]
+    return come == [0, 0, 0]
 
 
 DEAF = """

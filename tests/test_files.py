@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from coder.tools.files import ls, read
+from coder.tools.paths import LOOK_SECONDS
 from coder.tools.repository import git_folders, writable_git_folders
 from coder.tools.search import glob, grep
 from coder.tools.text import diff
@@ -157,6 +159,22 @@ def test_a_missing_file_is_named_as_the_model_did_with_what_is_near(
     assert says in said
     assert str(ws.folder) not in said
     assert ("did you mean" in said) == ("did you mean" in says)
+
+
+def test_a_file_that_is_near_is_found_however_busy_the_machine_is(ws: Workspace) -> None:
+    """In a small folder, in which the time does not count."""
+    ws.put(FILES)
+
+    def stand_still(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code is os.walk.__code__:
+            sys.setprofile(None)
+            time.sleep(2 * LOOK_SECONDS)
+
+    sys.setprofile(stand_still)
+    try:
+        assert "did you mean src/app.py?" in ws.fails("read", path="app.py")
+    finally:
+        sys.setprofile(None)
 
 
 def test_a_folder_is_listed_by_read_and_files_of_other_kinds_name_the_way(ws: Workspace) -> None:

@@ -271,9 +271,9 @@ def test_the_time_limits_are_the_models(limits: dict[str, float]) -> None:
         Reply("well"),
     ) as server:
         events, result = talk(client_of(server), **limits)
-    [retry] = [event for event in events if event.type == "retry"]
+    retries = [event for event in events if event.type == "retry"]  # more than one if all is slow
     assert result.text == "well"
-    assert "no data for 0.3 s" in str(retry.error)
+    assert "no data for 0.3 s" in str(retries[0].error)
 
 
 # ---- aborts --------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def stalled_run(server: ScriptedServer, phase: str) -> RunResult:
     threading.Thread(target=act, daemon=True).start()
     model = ChatModel("m", client=client_of(server))
     run = run_loop([], model, prompt="go", retry=FAST, abort=abort)
-    with promptly(5):
+    with promptly():
         return drive(run, watch)[1]
 
 
@@ -328,14 +328,14 @@ def test_sigint_ends_a_stalled_request(place: Place, phase: str) -> None:
         assert any(awaited in line for line in program.stdout)
         while not server.requests:
             threading.Event().wait(0.01)
-        with promptly(5):
+        with promptly():
             program.send_signal(signal.SIGINT)
             program.communicate()
     assert program.returncode == 130
 
 
 def test_the_server_sees_that_an_aborted_answer_is_not_wanted() -> None:
-    with serve(STALLS["after the first byte"]) as server, promptly(10):
+    with serve(STALLS["after the first byte"]) as server, promptly():
         stalled_run(server, "after the first byte")
         while not server.gone:
             threading.Event().wait(0.01)

@@ -171,6 +171,13 @@ def test_a_timeout_ends_what_its_command_started_and_no_other(
 def test_orphans_that_end_leave_no_zombies(tmp_path: Path) -> None:
     zombies: list[list[str]] = []
     runs: list[OneShot] = []
+    name = os.urandom(8).hex()
+    late = "touch begun; until [ -e go ]; do sleep 0.02; done"
+    made = (
+        f"for i in 1 2 3; do (env -i setsid true &); done; (env -i setsid sh -c '{late}' {name}. &)"
+    )
+    ended = f"while pgrep -f '{name}[.]' >/dev/null; do sleep 0.02; done"
+    until_ended = f"until [ -e begun ]; do sleep 0.02; done; touch go; {ended}"
 
     def script(body: Body) -> Reply:
         until(lambda: runs)
@@ -178,12 +185,11 @@ def test_orphans_that_end_leave_no_zombies(tmp_path: Path) -> None:
         zombies.append([state for state in states if state.startswith("Z")])
         if len(zombies) > 2:
             return FINE
-        made = "for i in 1 2 3; do (env -i setsid true &); done; (env -i setsid sleep 0.2 &)"
         return Reply(
             calls=[
                 (
                     "bash",
-                    {"command": [made, "sleep 0.5"][len(zombies) - 1]},
+                    {"command": [made, until_ended][len(zombies) - 1]},
                 )
             ]
         )
@@ -227,7 +233,7 @@ def test_next_to_what_the_user_has_started_no_orphan_of_a_command_is_left(
             terminal.say(f"!{own}")
             until(lambda: all(map(sleeping, users)))
             terminal.say("hello")
-            assert all(map(sleeping, orphans))
+            until(lambda: all(map(sleeping, orphans)), "all orphans")
         until(lambda: not any(map(sleeping, orphans)), "the orphans have ended")
 
 

@@ -236,7 +236,7 @@ def test_an_abort_reaches_all_and_a_tool_that_does_not_look_at_it_is_abandoned()
         events, result = ask(server, tools=ParallelTools(meeting.tools), abort=abort)
     meeting.released.set()
     assert result.stop_reason == "aborted"
-    assert sorted(meeting.order) == ["b", "c"]
+    until(lambda: sorted(meeting.order) == ["b", "c"], "both have seen it")
     aborted = "[aborted by the user]"
     outputs = [aborted, f"b began\n{aborted}", f"c began\n{aborted}"]
     assert contents(result.messages, "tool") == outputs

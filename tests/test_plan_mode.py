@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +28,7 @@ from coder.tools.bash import bash, run_command
 from coder.tools.files import read, write
 from coder.toolset import Tool, ToolContext, Toolset
 from tests.harness import ask, commands, results, serve, shell, table
-from tests.terminal import PLANNED, OneShot, Terminal, bare
+from tests.terminal import PATIENCE, PLANNED, OneShot, Terminal, bare
 from tests.test_sandbox import deny_landlock, seccomp
 
 OVER = "Plan mode is over: files can be changed now."
@@ -470,9 +471,17 @@ def test_a_plan_that_is_not_taken_up_leaves_the_prompt_in_plan_mode(tmp_path: Pa
 def test_a_command_can_stand_at_the_question_and_what_was_typed_before_goes_first(
     tmp_path: Path,
 ) -> None:
-    replies = Reply("A plan."), Reply("Another, at length.", pace=0.3), Reply("Third.")
+    replies = iter([Reply("A plan."), Reply("Another."), Reply("Third.")])
+    is_queued = threading.Event()
+
+    def script(body: Body) -> Reply:
+        reply = next(replies)
+        if reply.text == "Another.":
+            is_queued.wait(PATIENCE)
+        return reply
+
     with (
-        serve(*replies) as server,
+        serve(script) as server,
         Terminal(tmp_path, server, "--plan") as session,
     ):
         session.enter("go")
@@ -484,6 +493,8 @@ def test_a_command_can_stand_at_the_question_and_what_was_typed_before_goes_firs
         session.enter("again")
         session.until(lambda: len(server.requests) == 2)
         session.enter("+and then this")
+        session.expect("queued: and then this")
+        is_queued.set()
         session.expect(PLANNED)
         session.settled()
         assert told(server) == ["go", "again", "and then this"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -144,10 +145,10 @@ def test_an_error_of_the_server_arrives_without_the_key(reply: Reply, kind: str)
 
 
 def test_a_server_that_is_not_there_is_reported() -> None:
-    with serve(Reply("x")) as upstream:
-        pass
-    with relaying(upstream.url) as url:
-        answer, text = send(url, ASKED)
+    with socket.socket() as taken:  # and not listening, so that nobody else gets the port
+        taken.bind(("127.0.0.1", 0))
+        with relaying(f"http://127.0.0.1:{taken.getsockname()[1]}/v1") as url:
+            answer, text = send(url, ASKED)
     assert answer.status == 502
     assert "the model's server cannot be reached" in text
 

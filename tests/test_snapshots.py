@@ -30,6 +30,7 @@ from coder.devtools.scripted import Reply
 from coder.events import Event
 from coder.sessions.blobs import MAX_STORED
 from coder.sessions.file_states import MAX_FILE, born_at
+from coder.sessions.first_look import SHORT_ANSWER
 from coder.sessions.snapshots import Snapshots, UndoResult
 from coder.sessions.workspace_files import WorkspaceFiles
 from coder.tools.bash import bash
@@ -447,18 +448,24 @@ def test_a_session_that_is_closed_watches_no_folder(desk: Desk) -> None:
     desk.run(sh("true"))
     before = watched()
     desk.snapshots.close()
-    until(lambda: watched() == before - 1)
+    until(lambda: watched() < before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not report")
 def test_a_run_of_one_short_answer_watches_nothing(desk: Desk) -> None:
     """To end a watch takes the kernel 10 to 20 ms, which is much of such a run."""
     desk.put({"a": "1"})
-    before = watched()
-    desk.snapshots(events.RunStart())
-    assert watched() == before
-    desk.snapshots.close()
-    desk.again()
+    for _ in range(20):
+        before = watched()
+        began = time.monotonic()
+        desk.snapshots(events.RunStart())
+        during = watched()
+        is_short = time.monotonic() - began < SHORT_ANSWER
+        desk.snapshots.close()
+        desk.again()
+        if is_short:  # on a busy machine it may not be
+            break
+    assert during <= before  # the kernel may still be ending the watch of an earlier test
     desk.run(sh("echo 2 > a"))
     assert done(desk.undo()) == ["a"]
 

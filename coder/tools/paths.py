@@ -19,7 +19,8 @@ from coder.toolset import ToolContext
 from coder.types import ToolError
 
 MAX_NAMED = 3  # paths in a "did you mean"
-MAX_LOOKED_AT = 20_000  # files
+MAX_LOOKED_AT = 20_000  # files and folders
+FEW = 100  # of them, for which the time does not count: the machine may stand still
 LOOK_SECONDS = 0.3
 NEAR = 0.75  # of difflib: `aplication.py` for `application.py`, not `test.py` for `text.md`
 SHORT = 3  # characters of a name that is another one's begin: `app.py` for `application.py`
@@ -123,8 +124,9 @@ def _files_by_name(ctx: ToolContext) -> dict[str, list[str]]:
         for name in sorted([*files, *folders]):
             path = os.path.relpath(os.path.join(folder, name), ctx.cwd)
             by_name.setdefault(name.lower(), []).append(path)
-        count += len(files)
-        if count > MAX_LOOKED_AT or time.monotonic() > deadline:
+        count += len(files) + len(folders)
+        is_late = count > FEW and time.monotonic() > deadline
+        if count > MAX_LOOKED_AT or is_late:
             break
     return by_name
 
