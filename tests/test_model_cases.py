@@ -49,10 +49,11 @@ class Case:
     """A mistake, and what the model sees of it.
 
     calls     one for each answer, or a list of them: the tool's name, a space, the arguments as the
-              model wrote them also      other calls of which the rest is true, too says
-              answers that are text, after the calls outcome   taken: it did what was meant.
-              refused: nothing was run, and the model has to call again.
-              told: it was run, and the result says what is in the way. ends: the run ends
+              model wrote them
+    also      other calls of which the rest is true, too
+    says      answers that are text, after the calls
+    outcome   taken: it did what was meant. refused: nothing was run, and the model has to call
+              again. told: it was run, and the result says what is in the way. ends: the run ends
     sees      the newest result, or those of all calls; after a text, what the model is told. In it
               <any> is any text, <tools> the names of the tools, <ws> the folder
     becomes   the call as it is shown and stored
@@ -61,6 +62,7 @@ class Case:
     answer    the text of the run
     ends      why the run ends
     tools     "patching": what the GPT-5 family is offered
+    needs     a program: without it the case is left out
     variant   it is not one of the 104 that are counted
     owed      the program does not do it yet
     """
@@ -78,6 +80,7 @@ class Case:
     answer: str = "done"
     ends: str = "stop"
     tools: str = "plain"
+    needs: str = ""
     variant: bool = False
     owed: bool = False
 
@@ -189,16 +192,11 @@ class Play:
 
 
 def param_of(case: Case) -> Any:
-    marks = (
-        [
-            pytest.mark.xfail(
-                reason="owed",
-                strict=True,
-            )
-        ]
-        if case.owed
-        else []
-    )
+    marks = []
+    if case.owed:
+        marks.append(pytest.mark.xfail(reason="owed", strict=True))
+    if case.needs and not shutil.which(case.needs):
+        marks.append(pytest.mark.skip(reason=f"there is no {case.needs}"))
     return pytest.param(case, id=str(case), marks=marks)
 
 
