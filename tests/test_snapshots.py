@@ -1501,6 +1501,34 @@ def test_what_a_tool_changes_before_all_is_checked_is_known_as_far_as_git_knows_
     assert before["shared"].link
 
 
+@pytest.mark.parametrize("inner", ["", "sub"])
+def test_few_changes_of_a_step_are_known_before_all_is_checked(
+    desk: Desk, kernel_reports: None, inner: str
+) -> None:
+    """What git had is known, although the step changes the index of git, too."""
+    contents = {"plain": b"1\n", "moved": b"2\n", "other form": b"1\r\n"}
+    root = desk.folder / inner
+    track(
+        desk,
+        {os.path.join(inner, name): content for name, content in contents.items()},
+        "-c",
+        "core.autocrlf=true",
+    )
+    settle()
+    files = WorkspaceFiles(str(root), str(desk.data))
+    files.first_look.read_index()
+    files.first_look.survey()
+    files.begin_step()
+    for name in ("plain", "other form"):
+        (root / name).write_text("2\n")
+    (root / "moved").rename(root / "elsewhere")
+    git(desk.folder, "add", "-A")
+    changes = files.end_step()
+    files.close()
+    assert changes.lost == ["other form"]
+    assert sorted(changes.files) == ["elsewhere", "moved", "plain"]
+
+
 def test_what_a_file_tool_writes_before_all_is_checked_is_known(desk: Desk) -> None:
     desk.put({"private": "1\n"})
     (desk.folder / "private").chmod(0o600)

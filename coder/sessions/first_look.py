@@ -35,6 +35,7 @@ SHORT_ANSWER = 0.25  # seconds for which nothing is watched, unless a tool begin
 CLOCK = 20_000_000  # nanoseconds by which the kernel's clock of files may be behind
 SAVED = 300  # folders whose files are read before this is stored
 MANY = 1_000  # paths: to list all folders again takes less time
+FEW = 50  # paths that are checked before all others
 BATCH = 500  # files that are read between two looks at what was reported
 
 
@@ -131,7 +132,6 @@ class FirstLook:
             self.index.begin_search()
             try:
                 converted = self.index.find_converted()
-                self.known.inodes = self.index.inodes | self.known.inodes
                 self._doubt(converted)
             finally:
                 self.known.is_checked.set()
@@ -139,10 +139,31 @@ class FirstLook:
             self._doubt(self.index.find_special())
         self.known.has_modes = True
 
+    def check_changed(self) -> None:
+        """Find what files were that have changed by now, without all others if they are few."""
+        checked: set[str] = set()
+        while not self.known.is_checked.is_set():
+            with self.known.lock:
+                self.watch.collect()
+                places = set(self.watch.reported)
+                are_files = places.isdisjoint(self.known.folders)
+                paths = sorted((places & self.known.in_git.keys()) - checked)
+            if are_files and not paths:
+                return
+            converted = None
+            if are_files and len(paths) <= FEW:
+                converted = self.index.find_few(paths)
+            if converted is None:
+                self.known.is_checked.wait()
+                return
+            self._doubt(converted)
+            checked.update(paths)
+
     def _doubt(self, paths: set[str]) -> None:
         """Take files for some that are to be read, but not for what a tool has just done to
         them."""
         with self.known.lock:
+            self.known.inodes = self.index.inodes | self.known.inodes
             self.watch.collect()
             doubtful = paths & self.known.in_git.keys()
             for path in sorted(doubtful, key=os.path.dirname):  # a folder's are read together

@@ -60,11 +60,6 @@ class FolderWatch:
         self.reported = set()
         return taken
 
-    def has_reports(self) -> bool:
-        """Has something changed since the last `take`?"""
-        self.collect()
-        return bool(self.reported)
-
     def collect(self) -> None:
         """Add what the kernel has to report to `reported`."""
         if not self.works:
