@@ -1282,7 +1282,7 @@ def test_a_git_that_lies_in_the_workspace_is_not_run_and_none_is_needed(
 # ---- contents that git has -----------------------------------------------------------------------
 
 
-def track(desk: Desk, files: dict[str, str | bytes], *options: str) -> Tree:
+def track(desk: Desk, files: Mapping[str, str | bytes], *options: str) -> Tree:
     """Add these files to git, as they were an hour ago. Returns the tree."""
     desk.put(files)
     for name in files:

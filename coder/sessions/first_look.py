@@ -111,11 +111,13 @@ class FirstLook:
         there = self.scan.below(places)
         found.files |= there.files
         # In the order of the listing: the files of a folder are read together
-        unread = self._stamps([path for path in found.files if path not in in_git])
+        unread = self._stamps(found.files)
         with self.known.lock:
             for path in self.known.polled:  # it is known what they were
                 in_git.pop(path, None)
                 unread.pop(path, None)
+            for path in unread.keys() & in_git.keys():
+                del unread[path]
             self.known.in_git = in_git
             self.known.usual_mode = index.usual_mode
             self.known.modes = index.modes

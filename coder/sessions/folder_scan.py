@@ -86,8 +86,7 @@ class FolderScan:
             depth += 1
             if depth > LEVELS:
                 ahead = 2 * ahead + 1
-            seen = Level()
-            seen.add(level)
+            seen = level
             for _ in range(ahead):
                 level = self._level_below(level, found)
                 seen.add(level)
@@ -136,16 +135,21 @@ class FolderScan:
 
     def _leave_out_ignored(self, seen: Level) -> None:
         self._find_pipes(seen)
-        unknown = seen.folders.union(seen.files)
+        unknown = seen.folders  # of names those of folders count
+        if self._git_works:
+            unknown = unknown.union(seen.files)
         for covered in [*self.known(), self._left_out]:
-            unknown = unknown.difference(covered)
+            if covered:  # for 100,000 files each set costs
+                unknown = unknown.difference(covered)
         by_name = self._below_pipes(unknown)
         ignored = self._ask_git(unknown - by_name)
         if ignored is None:
             ignored = set()
             by_name = unknown
         self._left_out |= ignored
-        self._left_out |= {path for path in by_name if path.rpartition("/")[2] in TOOL_FOLDERS}
+        for folder in by_name & seen.folders:
+            if os.path.basename(folder) in TOOL_FOLDERS:
+                self._left_out.add(folder)
 
     def _ask_git(self, paths: set[str]) -> set[str] | None:
         """What git ignores of these paths; None if it cannot say."""

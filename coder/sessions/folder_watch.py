@@ -43,7 +43,7 @@ class FolderWatch:
         """Watch a folder, if it is one. If the kernel has no room, nothing is watched."""
         if not self.works:
             return
-        path = os.path.join(self.root, folder)
+        path = f"{self.root}/{folder}"
         watch = self._libc.inotify_add_watch(self._fd, os.fsencode(path), CHANGES)
         if watch >= 0:
             self._folders[watch] = folder
