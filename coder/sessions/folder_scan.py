@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from coder.sessions.file_states import info_at, is_within
@@ -50,7 +51,7 @@ class FolderScan:
         self.watch = watch
         self.known: Callable[[], Sequence[Collection[str]]] = list
         self.closing = threading.Event()  # ends a listing
-        self.watched: Collection[str] = ()  # folders, already
+        self.watched: Set[str] = frozenset()  # folders, already
         self.passed_over: Collection[str] = ()  # files whose changes git sees
         self._left_out = {own_folder, GIT}
         self._piped_folders: set[str] = set()  # git would wait for their rules: they are a pipe
@@ -61,9 +62,33 @@ class FolderScan:
         with self.git.answering():
             return self._all_levels(self._level_of(places))
 
+    def watch_all(self, folders: Iterable[str]) -> None:
+        """Watch these folders; `watched` are those that are there."""
+        watched: set[str] = set()
+        for folder in sorted(folders):  # after the one that it is in, which may be a link now
+            above = folder.rpartition("/")[0]
+            is_reached = not folder or above in watched
+            if is_reached and self.watch.add(folder):
+                watched.add(folder)
+        self.watched = watched
+
+    def settled(self, since: int) -> set[str]:
+        """Those of the `watched` folders in which nothing was made or removed since then, in
+        nanoseconds; repositories are not `watched` any more."""
+        settled: set[str] = set()
+        for folder in self.watched:
+            path = f"{self.root}/{folder}"
+            if folder and os.path.lexists(f"{path}/{GIT}"):
+                self._left_out.add(folder)
+            with contextlib.suppress(OSError):
+                if os.lstat(path).st_ctime_ns < since:
+                    settled.add(folder)
+        self.watched = {folder for folder in self.watched if self._is_inside(folder)}
+        return settled
+
     def _level_of(self, places: Iterable[str]) -> Level:
         level = Level()
-        for place in places:
+        for place in sorted(places):  # the files of a folder are read together
             info = info_at(self.root, place)
             is_git = os.path.basename(place) == GIT
             if info is None or is_git or is_within(place, self._left_out):

@@ -39,17 +39,22 @@ class FolderWatch:
             self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
             self.works = self._fd >= 0
 
-    def add(self, folder: str) -> None:
+    def add(self, folder: str) -> bool:
         """Watch a folder, if it is one. If the kernel has no room, nothing is watched."""
         if not self.works:
-            return
+            return False
         path = f"{self.root}/{folder}"
         watch = self._libc.inotify_add_watch(self._fd, os.fsencode(path), CHANGES)
-        if watch >= 0:
+        is_added = bool(watch >= 0)
+        if is_added:
             self._folders[watch] = folder
-        is_refused = watch < 0 and os.path.isdir(path) and os.access(path, os.R_OK)
-        if is_refused or len(self._folders) > MAX_FOLDERS:
+            is_refused = len(self._folders) > MAX_FOLDERS
+        else:
+            is_folder = os.path.isdir(path) and not os.path.islink(path)
+            is_refused = is_folder and os.access(path, os.R_OK)
+        if is_refused:
             self.close()
+        return is_added
 
     def take(self) -> set[str]:
         """The paths reported since the last call; with "", any path may have changed."""
