@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's memory
+MAX_FOLDERS = 50_000  # that are watched: each takes a kilobyte of the kernel's memory
 # modify, attrib, close_write, moved_from, moved_to, create, delete; onlydir, dont_follow
 CHANGES = 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x1000000 | 0x2000000
 OVERFLOW = 0x4000  # reports were lost
