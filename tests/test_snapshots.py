@@ -905,7 +905,10 @@ def test_the_diff_of_a_run_and_of_the_session(desk: Desk) -> None:
 # ---- what is left out ----------------------------------------------------------------------------
 
 
-def test_ignored_files_are_not_touched_also_if_the_agent_changed_the_rules(desk: Desk) -> None:
+@pytest.mark.parametrize("tracked", [False, True])
+def test_ignored_files_are_not_touched_also_if_the_agent_changed_the_rules(
+    desk: Desk, tracked: bool
+) -> None:
     git(desk.folder, "init", "-q")
     desk.put({".gitignore": "*.log\nbuild/\n", "a": "1", "b.log": "1", "build/x": "1"})
     desk.put({"sub/.gitignore": "!keep.log\n", "sub/keep.log": "1", "cache/x.log": "1"})
@@ -925,8 +928,12 @@ def test_ignored_files_are_not_touched_also_if_the_agent_changed_the_rules(desk:
             "late": "1",
         }
     )
+    if tracked:
+        git(desk.folder, "add", "a")
+        settle()
     desk.again()
-    desk.run(sh("echo late > .gitignore; echo KEY=2 > secret.env; echo 2 | tee a b late"))
+    rewrite = "rm secret.env; echo KEY=2 > secret.env"
+    desk.run(sh(f"echo late > .gitignore; {rewrite}; echo 2 | tee a b late"))
     assert done(desk.undo()) == [".gitignore", "a", "b", "late"]
     assert desk.text("secret.env") == "KEY=2\n"
     assert desk.text("out/result") == "precious"
@@ -936,9 +943,9 @@ def test_a_workspace_that_a_repository_above_ignores_is_covered_by_names(desk: D
     above = desk.folder.parent
     git(above, "init", "-q")
     (above / ".gitignore").write_text("ws/\n")
-    desk.put({"a": "1", "d/b": "1", "node_modules/x": "1"})
-    desk.run(sh("for name in a d/b d/new node_modules/x; do echo 2 > $name; done"))
-    assert done(desk.undo()) == ["a", "d/b", "d/new"]
+    desk.put({"a": "1", "d/b": "1", "node_modules/x": "1", "d/.cache": "a file may have any name"})
+    desk.run(sh("for name in a d/b d/new d/.cache node_modules/x; do echo 2 > $name; done"))
+    assert done(desk.undo()) == ["a", "d/.cache", "d/b", "d/new"]
     assert desk.notices() == []
 
 
@@ -1202,6 +1209,20 @@ def test_if_one_file_has_changed_no_folder_is_listed(desk: Desk, kernel_reports:
     assert done(desk.undo()) == ["3/a", "b"]
 
 
+def test_a_link_in_the_place_of_a_folder_leaves_the_reports_of_others(
+    desk: Desk, kernel_reports: None
+) -> None:
+    track(desk, {"b": "1", "d/x/a": "1", "link/x/a": "1"})
+    shutil.rmtree(desk.folder / "link")
+    (desk.folder / "link").symlink_to("d")
+    settle()
+    desk.run(sh("true"))
+    with looks_at(desk.folder) as looks:
+        desk.run(sh("echo 2 > b; echo 2 > d/x/a"))
+    assert looks == []
+    assert done(desk.undo()) == ["b", "d/x/a"]
+
+
 @pytest.mark.slow
 def test_more_than_is_kept_is_left_out_and_the_rest_can_be_undone(desk: Desk) -> None:
     """Small files come first. The next session does not read what was left out again."""
@@ -1289,7 +1310,7 @@ def test_a_git_that_lies_in_the_workspace_is_not_run_and_none_is_needed(
 # ---- contents that git has -----------------------------------------------------------------------
 
 
-def track(desk: Desk, files: dict[str, str | bytes], *options: str) -> Tree:
+def track(desk: Desk, files: Mapping[str, str | bytes], *options: str) -> Tree:
     """Add these files to git, as they were an hour ago. Returns the tree."""
     desk.put(files)
     for name in files:
@@ -1506,6 +1527,64 @@ def test_what_a_tool_changes_before_all_is_checked_is_known_as_far_as_git_knows_
     }
     assert len({old.blob for old in before.values()}) == 1
     assert before["shared"].link
+
+
+def test_git_lists_what_it_does_not_have_before_a_tool_waits(
+    desk: Desk, kernel_reports: None
+) -> None:
+    """Folders are listed here only if something was made in them since then, or git has nothing in
+    them."""
+    track(desk, {f"{name}/a": "1" for name in ("late", "inner", "still", "still/deep")})
+    desk.put({"still/new": "1", "other/deep/new": "1"})
+    (desk.folder / "other/empty").mkdir()
+    git(desk.folder / "inner", "init", "-q")
+    settle()
+    files = WorkspaceFiles(str(desk.folder), str(desk.data))
+    files.first_look.read_index()
+    desk.put({"late/new": "1"})
+    with looks_at(desk.folder) as looks:
+        files.first_look.survey()
+    files.first_look.read_rest()
+    files.begin_step()
+    names = ["late/a", "late/new", "still/a", "still/new", "other/deep/new"]
+    made = ["other/empty/made", "still/made"]
+    desk.put(dict.fromkeys([*names, *made, "inner/a"], "2"))
+    files.first_look.check()
+    changes = files.end_step()
+    files.close()
+    listed = ["late", "other", "other/deep", "other/empty"]
+    assert looks.count("os.scandir") == len(listed)
+    assert changes.lost == []
+    assert sorted(changes.files) == sorted(names + made)
+    assert sorted(path for path, (old, _) in changes.files.items() if old is None) == made
+
+
+@pytest.mark.parametrize("inner", ["", "sub"])
+def test_few_changes_of_a_step_are_known_before_all_is_checked(
+    desk: Desk, kernel_reports: None, inner: str
+) -> None:
+    """What git had is known, although the step changes the index of git, too."""
+    contents = {"plain": b"1\n", "moved": b"2\n", "other form": b"1\r\n"}
+    root = desk.folder / inner
+    track(
+        desk,
+        {os.path.join(inner, name): content for name, content in contents.items()},
+        "-c",
+        "core.autocrlf=true",
+    )
+    settle()
+    files = WorkspaceFiles(str(root), str(desk.data))
+    files.first_look.read_index()
+    files.first_look.survey()
+    files.begin_step()
+    for name in ("plain", "other form"):
+        (root / name).write_text("2\n")
+    (root / "moved").rename(root / "elsewhere")
+    git(desk.folder, "add", "-A")
+    changes = files.end_step()
+    files.close()
+    assert changes.lost == ["other form"]
+    assert sorted(changes.files) == ["elsewhere", "moved", "plain"]
 
 
 def test_what_a_file_tool_writes_before_all_is_checked_is_known(desk: Desk) -> None:

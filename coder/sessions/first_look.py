@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import subprocess
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from os import stat_result
@@ -28,13 +29,14 @@ from coder.sessions.file_states import (
 )
 from coder.sessions.folder_scan import FolderScan
 from coder.sessions.folder_watch import FolderWatch
-from coder.sessions.git_index import GitIndex
+from coder.sessions.git_index import MAX_SECONDS, GitIndex
 from coder.sessions.known_files import KnownFiles
 
 SHORT_ANSWER = 0.25  # seconds for which nothing is watched, unless a tool begins
 CLOCK = 20_000_000  # nanoseconds by which the kernel's clock of files may be behind
 SAVED = 300  # folders whose files are read before this is stored
 MANY = 1_000  # paths: to list all folders again takes less time
+FEW = 50  # paths that are checked before all others
 BATCH = 500  # files that are read between two looks at what was reported
 
 
@@ -58,6 +60,7 @@ class FirstLook:
         self.closing = scan.closing
         self.left_out = 0
         self._began = 0
+        self._listing: subprocess.Popen[bytes] | None = None  # of files that git does not have
         # What processes have read, by folders, and those in which something is not stored yet
         self._saved: dict[str, Seen] = {}
         self._unsaved: set[str] = set()
@@ -82,39 +85,41 @@ class FirstLook:
     def read_index(self) -> None:
         """Read what git has added, and when."""
         self._began = time.time_ns()
+        self._listing = self.index.git.start("ls-files -z --others --directory")
         self.index.read()
         self.store.in_git = self.index.blobs
 
     def survey(self) -> None:
         """Find all files, and those that git has as they are. Raises StoreError, OSError."""
         index = self.index
-        # From now on changes of tracked files are reported: git finds those up to now, while all
+        # From now on changes of tracked files are reported: git finds those up to now, while
         # folders are listed
         self.watch.begin()
-        for folder in index.folders:
-            self.watch.add(folder)
+        self.scan.watch_all(index.folders)
         index.begin_compare()
-        self.scan.watched = index.folders
         self.scan.passed_over = index.compared
-        found = self.scan.below([""])
-        self.scan.watched = ()
+        found = self.scan.below(self._not_in_git())
+        found.folders |= self.scan.watched
+        self.scan.watched = frozenset()
         self.scan.passed_over = ()
         in_git = index.compare(found)
         # What is in the places of files that git has no more
         places: Collection[str] = index.changed
         if not self.watch.works:
             in_git = {}
-            places = index.tracked
-        if len(places) > MANY:
+        has_none = index.tracked and not in_git  # git may not even have read its own index
+        if has_none or len(places) > MANY:
             places = [""]
-        there = self.scan.below(places)
-        found.files |= there.files
+        others = self.scan.below(places)
+        found.files |= others.files
         # In the order of the listing: the files of a folder are read together
-        unread = self._stamps([path for path in found.files if path not in in_git])
+        unread = self._stamps(found.files)
         with self.known.lock:
             for path in self.known.polled:  # it is known what they were
                 in_git.pop(path, None)
                 unread.pop(path, None)
+            for path in unread.keys() & in_git.keys():
+                del unread[path]
             self.known.in_git = in_git
             self.known.usual_mode = index.usual_mode
             self.known.modes = index.modes
@@ -125,13 +130,26 @@ class FirstLook:
         if not in_git:
             self.known.is_checked.set()
 
+    def _not_in_git(self) -> Collection[str]:
+        """Where the files are that git does not have, also ignored ones, and those in folders that
+        have changed since it has begun to look."""
+        unsettled = self.index.folders - self.scan.settled(since=self._began - CLOCK)
+        git = self.index.git
+        is_top = str(git.top) == git.root  # else it may be ignored as a whole
+        is_usable = is_top and self.watch.works and bool(self.index.tracked)
+        listing = git.output(self._listing, MAX_SECONDS if is_usable else 0.0)
+        if listing is None or not is_usable:
+            return [""]
+        names = os.fsdecode(listing).split("\0")[:-1]
+        places = unsettled.union(name.rstrip("/") for name in names)
+        return [""] if len(places) > MANY else places
+
     def check(self) -> None:
         """Find which files git has in another form, or not with the permissions that they have."""
         if not self.known.is_checked.is_set():
             self.index.begin_search()
             try:
                 converted = self.index.find_converted()
-                self.known.inodes = self.index.inodes | self.known.inodes
                 self._doubt(converted)
             finally:
                 self.known.is_checked.set()
@@ -139,10 +157,31 @@ class FirstLook:
             self._doubt(self.index.find_special())
         self.known.has_modes = True
 
+    def check_changed(self) -> None:
+        """Find what files were that have changed by now, without all others if they are few."""
+        checked: set[str] = set()
+        while not self.known.is_checked.is_set():
+            with self.known.lock:
+                self.watch.collect()
+                places = set(self.watch.reported)
+                are_files = places.isdisjoint(self.known.folders)
+                paths = sorted((places & self.known.in_git.keys()) - checked)
+            if are_files and not paths:
+                return
+            converted = None
+            if are_files and len(paths) <= FEW:
+                converted = self.index.find_few(paths)
+            if converted is None:
+                self.known.is_checked.wait()
+                return
+            self._doubt(converted)
+            checked.update(paths)
+
     def _doubt(self, paths: set[str]) -> None:
         """Take files for some that are to be read, but not for what a tool has just done to
         them."""
         with self.known.lock:
+            self.known.inodes = self.index.inodes | self.known.inodes
             self.watch.collect()
             doubtful = paths & self.known.in_git.keys()
             for path in sorted(doubtful, key=os.path.dirname):  # a folder's are read together

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from coder.sessions.file_states import info_at, is_within
@@ -50,7 +51,7 @@ class FolderScan:
         self.watch = watch
         self.known: Callable[[], Sequence[Collection[str]]] = list
         self.closing = threading.Event()  # ends a listing
-        self.watched: Collection[str] = ()  # folders, already
+        self.watched: Set[str] = frozenset()  # folders, already
         self.passed_over: Collection[str] = ()  # files whose changes git sees
         self._left_out = {own_folder, GIT}
         self._piped_folders: set[str] = set()  # git would wait for their rules: they are a pipe
@@ -61,9 +62,33 @@ class FolderScan:
         with self.git.answering():
             return self._all_levels(self._level_of(places))
 
+    def watch_all(self, folders: Iterable[str]) -> None:
+        """Watch these folders; `watched` are those that are there."""
+        watched: set[str] = set()
+        for folder in sorted(folders):  # after the one that it is in, which may be a link now
+            above = folder.rpartition("/")[0]
+            is_reached = not folder or above in watched
+            if is_reached and self.watch.add(folder):
+                watched.add(folder)
+        self.watched = watched
+
+    def settled(self, since: int) -> set[str]:
+        """Those of the `watched` folders in which nothing was made or removed since then, in
+        nanoseconds; repositories are not `watched` any more."""
+        settled: set[str] = set()
+        for folder in self.watched:
+            path = f"{self.root}/{folder}"
+            if folder and os.path.lexists(f"{path}/{GIT}"):
+                self._left_out.add(folder)
+            with contextlib.suppress(OSError):
+                if os.lstat(path).st_ctime_ns < since:
+                    settled.add(folder)
+        self.watched = {folder for folder in self.watched if self._is_inside(folder)}
+        return settled
+
     def _level_of(self, places: Iterable[str]) -> Level:
         level = Level()
-        for place in places:
+        for place in sorted(places):  # the files of a folder are read together
             info = info_at(self.root, place)
             is_git = os.path.basename(place) == GIT
             if info is None or is_git or is_within(place, self._left_out):
@@ -86,8 +111,7 @@ class FolderScan:
             depth += 1
             if depth > LEVELS:
                 ahead = 2 * ahead + 1
-            seen = Level()
-            seen.add(level)
+            seen = level
             for _ in range(ahead):
                 level = self._level_below(level, found)
                 seen.add(level)
@@ -136,16 +160,21 @@ class FolderScan:
 
     def _leave_out_ignored(self, seen: Level) -> None:
         self._find_pipes(seen)
-        unknown = seen.folders.union(seen.files)
+        unknown = seen.folders  # of names those of folders count
+        if self._git_works:
+            unknown = unknown.union(seen.files)
         for covered in [*self.known(), self._left_out]:
-            unknown = unknown.difference(covered)
+            if covered:  # for 100,000 files each set costs
+                unknown = unknown.difference(covered)
         by_name = self._below_pipes(unknown)
         ignored = self._ask_git(unknown - by_name)
         if ignored is None:
             ignored = set()
             by_name = unknown
         self._left_out |= ignored
-        self._left_out |= {path for path in by_name if path.rpartition("/")[2] in TOOL_FOLDERS}
+        for folder in by_name & seen.folders:
+            if os.path.basename(folder) in TOOL_FOLDERS:
+                self._left_out.add(folder)
 
     def _ask_git(self, paths: set[str]) -> set[str] | None:
         """What git ignores of these paths; None if it cannot say."""

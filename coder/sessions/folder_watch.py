@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-MAX_FOLDERS = 20_000  # that are watched: each takes a kilobyte of the kernel's memory
+MAX_FOLDERS = 50_000  # that are watched: each takes a kilobyte of the kernel's memory
 # modify, attrib, close_write, moved_from, moved_to, create, delete; onlydir, dont_follow
 CHANGES = 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200 | 0x1000000 | 0x2000000
 OVERFLOW = 0x4000  # reports were lost
@@ -39,17 +39,22 @@ class FolderWatch:
             self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
             self.works = self._fd >= 0
 
-    def add(self, folder: str) -> None:
+    def add(self, folder: str) -> bool:
         """Watch a folder, if it is one. If the kernel has no room, nothing is watched."""
         if not self.works:
-            return
-        path = os.path.join(self.root, folder)
+            return False
+        path = f"{self.root}/{folder}"
         watch = self._libc.inotify_add_watch(self._fd, os.fsencode(path), CHANGES)
-        if watch >= 0:
+        is_added = bool(watch >= 0)
+        if is_added:
             self._folders[watch] = folder
-        is_refused = watch < 0 and os.path.isdir(path) and os.access(path, os.R_OK)
-        if is_refused or len(self._folders) > MAX_FOLDERS:
+            is_refused = len(self._folders) > MAX_FOLDERS
+        else:
+            is_folder = os.path.isdir(path) and not os.path.islink(path)
+            is_refused = is_folder and os.access(path, os.R_OK)
+        if is_refused:
             self.close()
+        return is_added
 
     def take(self) -> set[str]:
         """The paths reported since the last call; with "", any path may have changed."""
@@ -59,11 +64,6 @@ class FolderWatch:
         taken = self.reported
         self.reported = set()
         return taken
-
-    def has_reports(self) -> bool:
-        """Has something changed since the last `take`?"""
-        self.collect()
-        return bool(self.reported)
 
     def collect(self) -> None:
         """Add what the kernel has to report to `reported`."""

@@ -4,6 +4,7 @@
     index.read()              # the tracked files, and the blobs that they were added as
     index.begin_compare()     # works while the folders are listed
     index.compare(found)      # what has not changed up to `begin_compare`
+    index.find_few(paths)     # which of these few files git has in another form
     index.begin_search()      # works meanwhile
     index.find_converted()    # what git has in another form; `inodes` are known then
     index.find_special()      # what has other permissions
@@ -13,12 +14,14 @@ Git knows from the time and size of a file that it has not changed, without read
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
 import stat
+import struct
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from coder.sessions.folder_scan import Level
@@ -41,6 +44,8 @@ LINK = "H 120000 "
 NO_CONFLICT = " 0\t"
 INODE = re.compile(rb"\tino: (\d+)\n")  # of a file when it was added
 SIZE = re.compile(rb"\n  size: (\d+)\t")
+# In the file of the index: the inode of a file and its size, before the blob and the path
+ENTRY = struct.Struct(">20xI12xI")
 # What may give a file another content of the same size than its blob has
 REWRITES = rb"filter=|working-tree-encoding="
 
@@ -65,6 +70,7 @@ class GitIndex:
         self.usual_mode = 0
         self.modes: dict[str, int] = {}
         self._stamp: tuple[int, ...] | None = None  # of the file of the index
+        self._data = b""  # of that file
         self._unseen: set[str] = set()  # git does not see when one of these changes
         # Of all entries of the index, in their order
         self._paths: list[str] = []
@@ -77,6 +83,8 @@ class GitIndex:
         """Find the tracked files, and the blobs that they were added as."""
         self._stamp = self._index_stamp()
         listing = self.git.start("ls-files -z -v --stage")
+        with contextlib.suppress(OSError):
+            self._data = self._index_path().read_bytes()
         entries = os.fsdecode(self.git.output(listing, MAX_SECONDS) or b"").split("\0")
         entries.pop()  # what is after the last one
         self._paths = [entry[PATH] for entry in entries]
@@ -182,29 +190,61 @@ class GitIndex:
         something else.
         """
         found: set[str] = set()
-        command = "cat-file --batch-check=%(objectsize) --buffer"
-        counting = self.git.start(
-            command,
-            ["\n".join([*self._blobs, ""]).encode()],
-        )
+        counting = self._count(self._blobs)
         listing_facts = self.git.start("ls-files -z --stage --debug")
         facts = self.git.output(listing_facts, MAX_SECONDS) or b""
         inodes = [int(number) for number in INODE.findall(facts)]
         self.inodes = dict(zip(self._paths, inodes))
         sizes = SIZE.findall(facts)
         del facts  # 200 bytes for each file
-        blob_sizes = (self.git.output(counting, MAX_SECONDS) or b"").split(b"\n")[:-1]
+        blob_sizes = self._counted(counting)
         if not len(self._paths) == len(sizes) == len(blob_sizes):
             found = set(self._paths)
         elif sizes != blob_sizes:
             for path, size, blob_size in zip(self._paths, sizes, blob_sizes):
                 if size != blob_size:
                     found.add(path)
+        self._data = b""
         self.changed |= found
         return found
 
+    def find_few(self, paths: Collection[str]) -> set[str] | None:
+        """The same of a few tracked files, whose `inodes` are known then.
+
+        None if the index has another format.
+        """
+        found: set[str] = set()
+        above = os.path.relpath(self.git.root, self.git.top)
+        blobs = [self.tracked[path] for path in paths]
+        blob_sizes = self._counted(self._count(blobs))
+        if len(blob_sizes) != len(blobs):
+            return None
+        for path, blob, blob_size in zip(paths, blobs, blob_sizes):
+            name = os.fsencode(os.path.normpath(f"{above}/{path}"))
+            end = b"%b%b%b\0" % (bytes.fromhex(blob), len(name).to_bytes(2, "big"), name)
+            start = self._data.find(end) - ENTRY.size
+            if start < 0:
+                return None
+            self.inodes[path], size = ENTRY.unpack_from(self._data, start)
+            if blob_size != b"%d" % size:
+                found.add(path)
+        self.changed |= found
+        return found
+
+    def _count(self, blobs: Sequence[str]) -> subprocess.Popen[bytes] | None:
+        """Let git look for the sizes of these blobs."""
+        ids = "\n".join([*blobs, ""])
+        command = "cat-file --batch-check=%(objectsize) --buffer"
+        return self.git.start(command, [ids.encode()])
+
+    def _counted(self, counting: subprocess.Popen[bytes] | None) -> list[bytes]:
+        return (self.git.output(counting, MAX_SECONDS) or b"").split(b"\n")[:-1]
+
+    def _index_path(self) -> Path:
+        return git_folders(self.git.top)[0] / "index"
+
     def _index_stamp(self) -> tuple[int, ...] | None:
-        return state_of(git_folders(self.git.top)[0] / "index")
+        return state_of(self._index_path())
 
     def _are_rewritten(self, found: Level) -> bool:
         """Does an attributes file name a filter or an encoding?"""

@@ -147,9 +147,9 @@ class WorkspaceFiles:
     def end_step(self) -> Changes:
         """What has changed since the step began. Raises StoreError."""
         changes = Changes()
-        if self.known.is_surveyed and self._watch.has_reports():
-            self.known.is_checked.wait()  # of what has changed it must be certain what it was
         try:
+            if self.known.is_surveyed:
+                self.first_look.check_changed()
             found = self.look()
         finally:
             self.known.no_tool.set()
