@@ -413,10 +413,12 @@ def test_nothing_is_written_over_what_is_not_kept(desk: Desk) -> None:
     outside.mkdir()
     os.symlink(outside, desk.folder / "f")
     assert conflicts(desk.undo()) == "p."
-    for name in ("p", "d", "f"):
-        assert desk.undo().problem
+    (desk.folder / "p").unlink()
+    for name, left in (("d", "d/e, f/g, x"), ("f", "f/g, x")):
+        assert desk.undo().problem.endswith(f"are in the place of {left}.")
         (desk.folder / name).unlink()
-    assert "cannot be restored" in desk.undo().problem
+    assert desk.undo().problem.endswith("are in the place of x.")
+    assert not os.path.lexists(desk.folder / "p"), "some was done"
     assert desk.text("x/user.log") == "keep"
     assert list(outside.iterdir()) == []
     shutil.rmtree(desk.folder / "x")
@@ -1651,6 +1653,20 @@ def test_a_folder_is_opened_once_for_all_of_its_files_with_other_permissions(des
     with opened_in(desk.folder) as opened:
         desk.run(sh("true"))
     assert sorted(name for name in opened if name in "de") == ["d", "e"]
+
+
+@pytest.mark.parametrize("inner", ["a/x.log", "a/deep/x.log"])
+def test_a_file_in_whose_place_ignored_files_are_is_named_and_nothing_is_done(
+    desk: Desk, inner: str
+) -> None:
+    desk.put({"a": "1", "b": "1", "c/d": "1", ".gitignore": "*.log\n"})
+    git(desk.folder, "init", "-q")
+    desk.run(sh(f"rm -r a c; mkdir -p $(dirname {inner}); echo 2 | tee a/new b c {inner}"))
+    assert desk.undo().problem.endswith("files that undo does not cover are in the place of a.")
+    assert desk.text("b") == desk.text("c") == desk.text("a/new") == "2\n"
+    (desk.folder / inner).rename(desk.folder / "x.log")
+    assert done(desk.undo()) == ["a", "a/new", "b", "c", "c/d"]
+    assert desk.text("a") == desk.text("b") == desk.text("c/d") == "1"
 
 
 def test_a_repository_with_other_ids_is_read(desk: Desk) -> None:

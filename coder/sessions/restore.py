@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+import stat
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
+from coder.sessions.database import StoreError
 from coder.sessions.file_reader import FileReader
 from coder.sessions.file_states import Entry, info_at, link_of
 from coder.sessions.known_files import KnownFiles
@@ -28,19 +30,44 @@ class Restore:
         self.root = Path(reader.root)
         self.new_inodes: dict[int, int] = {}
 
+    def _check_places(self, wanted: Set[str], removed: Set[str]) -> None:
+        """Raise StoreError if something is in the place of a file that is not removed."""
+        blocked = sorted(path for path in wanted if self._is_blocked(path, removed))
+        if blocked:
+            paths = ", ".join(blocked)
+            raise StoreError(f"files that undo does not cover are in the place of {paths}")
+
+    def _is_blocked(self, path: str, removed: Set[str]) -> bool:
+        """Is something in the place of this file that is not `removed`: a folder with files in it,
+        or something else in the place of a folder above?"""
+        if not os.path.islink(self.root / path):
+            for folder, _, names in os.walk(self.root / path):
+                below = os.path.relpath(folder, self.root)
+                if any(f"{below}/{name}" not in removed for name in names):
+                    return True
+        for above in list(Path(path).parents)[:-1]:
+            info = info_at(self.reader.root, str(above))
+            is_in_the_way = info is not None and not stat.S_ISDIR(info.st_mode)
+            if is_in_the_way and str(above) not in removed:
+                return True
+        return False
+
     def write(self, goals: Goals) -> set[str]:
         """Write files as they are to be, but those whose contents are lost, which it returns.
 
-        Raises OSError, StoreError: some is done, and to do it again does the rest. Folders that
-        become empty go; an empty folder is neither kept nor made.
+        Raises OSError, StoreError: some is done, and to do it again does the rest; nothing is done
+        if something that is no goal is in the place of a file. Folders that become empty go; an
+        empty folder is neither kept nor made.
         """
         self.new_inodes = {}
         wanted = {path: goal for path, goal in goals.items() if goal is not None}
+        removed = goals.keys() - wanted.keys()
+        self._check_places(wanted.keys(), removed)
         blobs = self.reader.store.blobs({goal.blob for goal in wanted.values()})
         # Names of these files that stay: while all are there, they can be told from other files
         others = self._other_names(goals)
         # What goes: first, since a file may be in the place of a folder
-        self._remove(goals.keys() - wanted.keys())
+        self._remove(removed)
         # What comes back: files with several names last, when no other file has one of these
         lost: set[str] = set()
         names: dict[int, list[str]] = {}
