@@ -821,6 +821,8 @@ def test_a_session_that_is_resumed_is_sent_like_one_that_was_never_written(
         ("a/b", "\\ud800", b'"\xef\xbf\xbd 1"'),
         ("a/b", b"\xff", b'"\xef\xbf\xbd 1"'),
         ('"a/b 1"', '[{"type": "text", "n": NaN}]', b""),
+        # written by hand, with spaces here and there
+        ('"a/b 1",', '[{"type":"text","text":"","meta":1}], ', b'"meta":1}]}'),
     ],
 )
 def test_a_row_that_no_server_takes_is_not_sent_as_it_is(

@@ -176,8 +176,10 @@ def join_rows(messages: list[Message], rows: Sequence[bytes]) -> bytes:
         return b""
     objects = []
     for message, row in zip(messages, rows):
-        sent, mark, meta = row.partition(META)
-        if not mark or META in meta or next(reversed(message)) != "meta":
+        sent, _, meta = row.partition(META)
+        # In a row that was written by hand, it may have been found in the contents
+        is_outermost = meta.count(b"}") == meta.count(b"{") + 1
+        if not is_outermost or META in meta or next(reversed(message)) != "meta":
             return b""
         objects.append(sent)
     data = b"},".join(objects) + b"}"
