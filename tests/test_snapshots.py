@@ -1669,6 +1669,15 @@ def test_a_file_in_whose_place_ignored_files_are_is_named_and_nothing_is_done(
     assert desk.text("a") == desk.text("b") == desk.text("c/d") == "1"
 
 
+def test_a_link_in_the_place_of_a_folder_is_undone_whatever_is_where_it_leads(desk: Desk) -> None:
+    desk.put({"a/b": "1", "c/b/d": "1"})
+    git(desk.folder, "init", "-q")
+    before = desk.tree()
+    desk.run(sh("rm -r a; ln -s c a"))
+    assert done(desk.undo()) == ["a", "a/b"]
+    assert desk.tree() == before
+
+
 def test_a_repository_with_other_ids_is_read(desk: Desk) -> None:
     git(desk.folder, "init", "-q", "--object-format=sha256")
     before = track(desk, {"a": "one"})

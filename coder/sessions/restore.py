@@ -40,8 +40,9 @@ class Restore:
     def _is_blocked(self, path: str, removed: Set[str]) -> bool:
         """Is something in the place of this file that is not `removed`: a folder with files in it,
         or something else in the place of a folder above?"""
-        if not os.path.islink(self.root / path):
-            for folder, _, names in os.walk(self.root / path):
+        place = self.root / path
+        if os.path.realpath(place) == str(place):  # else it is a link, or reached through one
+            for folder, _, names in os.walk(place):
                 below = os.path.relpath(folder, self.root)
                 if any(f"{below}/{name}" not in removed for name in names):
                     return True
