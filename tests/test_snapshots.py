@@ -1121,6 +1121,41 @@ def test_a_pipe_in_the_place_of_rules_is_not_waited_for(desk: Desk, first: bool)
     assert desk.text("x.log") == desk.text("top/y.log") == "2\n"
 
 
+def test_a_pipe_in_the_place_of_rules_of_tracked_files_is_not_waited_for(desk: Desk) -> None:
+    """Their folders are not listed. Rules of other folders still hold."""
+    track(desk, {".gitignore": "*.log\n", "sub/f": "1"})
+    os.mkfifo(desk.folder / "sub/.gitignore")
+    desk.put({"x.log": "1", "sub/new": "1"})
+    settle()
+    desk.run(sh("for name in sub/f sub/new x.log; do echo 2 > $name; done"))
+    assert done(desk.undo()) == ["sub/f", "sub/new"]
+    assert desk.text("x.log") == "2\n"
+
+
+def test_no_git_is_left_of_a_conversation_that_ends_before_it_has_answered(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(desk.folder, "init", "-q")
+    desk.put({"../started": "", "../bin/git": "#!/bin/sh\necho $$ >> ../started\nexec sleep 99\n"})
+    program = desk.folder.parent / "bin/git"
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    desk.snapshots(events.RunStart())
+    until(lambda: len(desk.text("../started").splitlines()) == 2)
+    desk.snapshots.close()
+    # Nor as a process that nobody has waited for
+    started = desk.text("../started").split()
+    until(lambda: not any(is_there(int(pid)) for pid in started))
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_with_a_pipe_for_the_rules_of_the_workspace_git_is_not_asked(desk: Desk) -> None:
     git(desk.folder, "init", "-q")
     os.mkfifo(desk.folder / ".gitignore")

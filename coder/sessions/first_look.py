@@ -71,6 +71,7 @@ class FirstLook:
         # Many answers need no tool, and to end a watch takes the kernel 10 to 20 ms
         self.known.is_needed.wait(SHORT_ANSWER)
         if self.closing.is_set():
+            self.index.git.output(self._listing)  # it was ended, too
             return
         self.survey()
         try:

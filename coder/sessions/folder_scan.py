@@ -59,8 +59,10 @@ class FolderScan:
 
     def below(self, places: Iterable[str]) -> Level:
         """The files at and below these places, and the folders that were listed."""
+        level = self._level_of(places)
+        self._find_pipes_above(level)
         with self.git.answering():
-            return self._all_levels(self._level_of(places))
+            return self._all_levels(level)
 
     def watch_all(self, folders: Iterable[str]) -> None:
         """Watch these folders; `watched` are those that are there."""
@@ -194,12 +196,18 @@ class FolderScan:
 
     def _find_pipes(self, seen: Level) -> None:
         """Remember the folders of which git could not read the rules."""
-        paths = set(seen.others)
-        if "" in seen.folders:  # for the workspace itself it reads those that are in it
-            paths |= self._level_of([RULES]).others
         self._piped_folders |= {
-            os.path.dirname(path) for path in paths if os.path.basename(path) == RULES
+            os.path.dirname(path) for path in seen.others if os.path.basename(path) == RULES
         }
+
+    def _find_pipes_above(self, level: Level) -> None:
+        """The same of folders that are not listed, and of the workspace itself."""
+        above = {""}
+        for path in level.folders.union(level.files):
+            while path:
+                path = os.path.dirname(path)
+                above.add(path)
+        self._find_pipes(self._level_of(os.path.join(folder, RULES) for folder in above))
 
 
 def _sort_in(
