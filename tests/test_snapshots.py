@@ -14,6 +14,7 @@ import stat
 import struct
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ from coder.sessions.blobs import MAX_STORED
 from coder.sessions.file_states import MAX_FILE, born_at
 from coder.sessions.first_look import SHORT_ANSWER
 from coder.sessions.snapshots import Snapshots, UndoResult
-from coder.sessions.workspace_files import WorkspaceFiles
+from coder.sessions.workspace_files import Changes, WorkspaceFiles
 from coder.tools.bash import bash
 from coder.tools.edit import edit
 from coder.tools.files import read, write
@@ -1622,6 +1623,32 @@ def test_few_changes_of_a_step_are_known_before_all_is_checked(
     files.close()
     assert changes.lost == ["other form"]
     assert sorted(changes.files) == ["elsewhere", "moved", "plain"]
+
+
+def test_a_change_of_a_file_with_two_names_waits_until_all_is_checked(
+    desk: Desk, kernel_reports: None
+) -> None:
+    """The other name is not reported, and to find it takes the inodes of all files."""
+    desk.put({"a": "1"})
+    os.link(desk.folder / "a", desk.folder / "b")
+    track(desk, {"c": "1"})
+    git(desk.folder, "add", "a", "b")
+    settle()
+    files = WorkspaceFiles(str(desk.folder), str(desk.data))
+    files.first_look.read_index()
+    files.first_look.survey()
+    files.begin_step()
+    desk.put({"a": "2", "c": "2"})
+    steps: list[Changes] = []
+    ending = threading.Thread(target=lambda: steps.append(files.end_step()))
+    ending.start()
+    ending.join(0.3)
+    files.first_look.check()
+    ending.join()
+    files.close()
+    before = {path: old for path, (old, _) in steps[0].files.items() if old}
+    assert sorted(before) == ["a", "b", "c"]
+    assert before["a"].link == before["b"].link != 0
 
 
 def test_what_a_file_tool_writes_before_all_is_checked_is_known(desk: Desk) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import stat
 import subprocess
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -165,12 +166,16 @@ class FirstLook:
             with self.known.lock:
                 self.watch.collect()
                 places = set(self.watch.reported)
-                are_files = places.isdisjoint(self.known.folders)
+                are_few = places.isdisjoint(self.known.folders)
                 paths = sorted((places & self.known.in_git.keys()) - checked)
-            if are_files and not paths:
+            # In a folder there may be many. To find the other names of a file takes all inodes
+            for info in self.reader.infos(places).values():
+                if stat.S_ISDIR(info.st_mode) or info.st_nlink > 1:
+                    are_few = False
+            if are_few and not paths:
                 return
             converted = None
-            if are_files and len(paths) <= FEW:
+            if are_few and len(paths) <= FEW:
                 converted = self.index.find_few(paths)
             if converted is None:
                 self.known.is_checked.wait()
