@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import stat
 import subprocess
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ from coder.sessions.file_reader import FileReader
 from coder.sessions.file_states import (
     MAX_FILE,
     State,
+    info_at,
     info_in,
     is_within,
     opened,
@@ -165,7 +167,8 @@ class FirstLook:
             with self.known.lock:
                 self.watch.collect()
                 places = set(self.watch.reported)
-                are_files = places.isdisjoint(self.known.folders)
+                are_known = places.isdisjoint(self.known.folders)
+                are_files = are_known and all(self._is_lone(path) for path in places)
                 paths = sorted((places & self.known.in_git.keys()) - checked)
             if are_files and not paths:
                 return
@@ -177,6 +180,11 @@ class FirstLook:
                 return
             self._doubt(converted)
             checked.update(paths)
+
+    def _is_lone(self, path: str) -> bool:
+        """Is it no folder, and no further name of a file, whose other names may not be reported?"""
+        info = info_at(self.reader.root, path)
+        return info is None or (info.st_nlink == 1 and not stat.S_ISDIR(info.st_mode))
 
     def _doubt(self, paths: set[str]) -> None:
         """Take files for some that are to be read, but not for what a tool has just done to
