@@ -1651,6 +1651,29 @@ def test_a_change_of_a_file_with_two_names_waits_until_all_is_checked(
     assert before["a"].link == before["b"].link != 0
 
 
+@pytest.mark.parametrize("name", ["another", "new/another"])
+def test_of_a_file_that_a_step_has_given_another_name_it_is_checked_what_it_was(
+    desk: Desk, kernel_reports: None, name: str
+) -> None:
+    """Only the new name is reported, or the new folder that it is in."""
+    track(desk, {"other form": b"1\r\n", "a": b"1\n"}, "-c", "core.autocrlf=true")
+    settle()
+    files = WorkspaceFiles(str(desk.folder), str(desk.data))
+    files.first_look.read_index()
+    files.first_look.survey()
+    files.begin_step()
+    desk.put({name: ""})
+    (desk.folder / name).unlink()
+    os.link(desk.folder / "other form", desk.folder / name)
+    checking = threading.Thread(target=files.first_look.check)
+    checking.start()
+    changes = files.end_step()
+    checking.join()
+    files.close()
+    assert changes.lost == ["other form"]
+    assert list(changes.files) == [name]
+
+
 def test_what_a_file_tool_writes_before_all_is_checked_is_known(desk: Desk) -> None:
     desk.put({"private": "1\n"})
     (desk.folder / "private").chmod(0o600)
