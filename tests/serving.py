@@ -109,8 +109,14 @@ class Served(OneShot):
 
     def permission(self) -> Event:
         """The question that waits, once it does."""
-        until(lambda: self.get("/permission"), "a question")
-        [asked] = self.get("/permission")
+        questions: list[Event] = []
+
+        def has_come() -> bool:
+            questions[:] = self.get("/permission")
+            return bool(questions)
+
+        until(has_come, "a question")  # asked for once: it may be answered at any moment
+        [asked] = questions
         return dict(asked)
 
     def answer(self, word: str = "once") -> Event:
