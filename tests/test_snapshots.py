@@ -1407,7 +1407,8 @@ def opened_in(folder: Path) -> Iterator[list[str]]:
         if ended or event != "open" or not isinstance(arguments[0], str):
             return
         name = arguments[0].removeprefix(f"{folder}/")
-        if not os.path.isabs(name):
+        # "<unknown>": another thread looks for the source of a line that a warning shows
+        if not os.path.isabs(name) and not name.startswith("<"):
             names.append(name)
 
     sys.addaudithook(audit)
